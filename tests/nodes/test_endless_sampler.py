@@ -150,7 +150,7 @@ def test_it_is_said_once_that_a_sampler_is_read_in_blocks(blocks, wrap, caplog):
     node = wrap(Told(3 * BLOCK))
     following(node, 7 * BLOCK)
     assert [record.message for record in caplog.records] == [
-        "Told has no length and has not ended after 10 items, so it is read in blocks while it is used. The number of items in an epoch stays "
+        "Told has not ended after 10 items, so it is read in blocks while it is used. The number of items in an epoch stays "
         "unknown, and a resume reads the indices again from the epoch's start, but no sample."
     ]
     caplog.clear()

@@ -137,8 +137,7 @@ def _inside(one: Held) -> Iterator[Held]:
     elif isinstance(value, FunctionType):
         yield from _of_function(path, value)
     elif isinstance(value, type):
-        if is_users(value):
-            yield from _of_class(path, value)
+        yield from _of_class(path, value)
     else:
         yield from _of_object(path, value)
 
@@ -153,17 +152,21 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Held]:
             yield Held(f"{path}:{name}", value, functools.partial(_of_globals, function, name))
 
 
-def _of_class(path: str, kind: type) -> Iterator[Held]:
-    for base in kind.__mro__:
-        for name, member in list(vars(base).items()) if is_users(base) else ():
+def members_of(kind: type) -> dict[str, Any]:
+    """The functions and the data of the user's classes among the bases of ``kind``, by their names and those of their classes."""
+    found = {}
+    for base in filter(is_users, kind.__mro__):
+        for name, member in list(vars(base).items()):
             parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
-            for part in parts:
-                if not (name.startswith("__") and not isinstance(part, FunctionType)):
-                    yield Held(
-                        f"{path}.{name}",
-                        part,
-                        functools.partial(_attribute, base, name) if len(parts) == 1 else functools.partial(_same, part),
-                    )
+            for place, part in enumerate(parts):
+                if isinstance(part, FunctionType) or not (name.startswith(("__", "_abc_")) or hasattr(type(part), "__get__")):
+                    found[f"{base.__qualname__}.{name}" + "=" * place] = part
+    return found
+
+
+def _of_class(path: str, kind: type) -> Iterator[Held]:
+    for name, member in members_of(kind).items():
+        yield Held(f"{path}.{name.rpartition('.')[2]}", member, functools.partial(_member, kind, name))
 
 
 def _of_object(path: str, value: Any) -> Iterator[Held]:
@@ -204,6 +207,10 @@ def _item(container: Any, place: Any) -> Any:
 
 def _attribute(holder: Any, name: str) -> Any:
     return vars(holder)[name] if name in getattr(holder, "__dict__", ()) else getattr(holder, name)
+
+
+def _member(kind: type, name: str) -> Any:
+    return members_of(kind)[name]
 
 
 def _of_closure(function: FunctionType, name: str, value: Any) -> Any:

@@ -151,7 +151,7 @@ class FromDataset(DataLoaderWords):
             groups: `Packs` packs samples to a fixed length; `Buckets` makes batches of similar lengths. Excludes ``sampler`` and
                 ``batch_sampler``; `Buckets` also excludes ``batch_size`` and ``drop_last``.
             seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of ``torch.manual_seed``.
-            plan_ahead: Read the sampler's next epoch during this one, in a helper process or thread; see `SamplerWrapper`.
+            plan_ahead: Read a copy of the sampler for the next epoch during this one; see `SamplerWrapper`.
             infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
             restart_on_stop_iteration: Resume the state of a finished epoch at the next epoch (True) or at its own empty remainder (False).
                 Default: at the next epoch if the loop saw the end; see `Loader`.
@@ -160,7 +160,8 @@ class FromDataset(DataLoaderWords):
             rank: This process's rank, from 0. Default: from ``mesh`` or ``torch.distributed``, at the first batch; see `Sharder`.
             world_size: Number of ranks; pass it together with ``rank``.
             mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same items.
-            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``; see `Sharder`.
+            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``; see `Sharder`. With a sampler or
+                batch sampler that yields the indices of this rank: ``"own"``.
                 Streams need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream splits
                 itself); see `IterableSource`.
             tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
@@ -185,7 +186,7 @@ class FromDataset(DataLoaderWords):
         Raises:
             ValueError: Arguments exclude each other or are invalid.
             TypeError: The dataset has no length where one is needed.
-            GraphError: ``sampler`` shards by itself.
+            GraphError: ``sampler`` shards by itself, and ``split`` is not ``"own"``.
         """
         shuffle = bool(shuffle)
         given = sampler if sampler is not None else batch_sampler
@@ -243,8 +244,9 @@ class FromDataset(DataLoaderWords):
         elif given is not None:
             from penstock._nodes.distributed_sampler import taken_over
 
-            if (sharded := taken_over(sampler, batch_sampler)) is not None:
+            if split != "own" and (sharded := taken_over(sampler, batch_sampler)) is not None:
                 source, tail = Sampler(sharded.order), tail or sharded.tail
+                source.told = [sharded.sampler]
                 if rank is None and mesh is None and sharded.share is not None:
                     rank, world_size = sharded.share
                 if sharded.batch_size is not None:
@@ -252,7 +254,8 @@ class FromDataset(DataLoaderWords):
             else:
                 from penstock._nodes.sampler_wrapper import SamplerWrapper
 
-                source = SamplerWrapper(given, seed, plan_ahead=plan_ahead, batches=sampler is None)
+                own: Literal["own", "items"] = "own" if split == "own" else "items"
+                source = SamplerWrapper(given, seed, plan_ahead=plan_ahead, batches=sampler is None, split=own, infinite=infinite)
                 if sampler is None:
                     batch_size = None
         else:

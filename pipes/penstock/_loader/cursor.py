@@ -129,6 +129,11 @@ class EpochCursor:
         """Request ``epoch`` for the next start; None withdraws a request."""
         self._requested, self._by_sampler = epoch, by_sampler
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether an epoch is requested for the next start."""
+        return self._requested is not None
+
     def load(self, state: State) -> None:
         """``state`` was loaded, and the next run continues from it."""
         self._look()

@@ -12,13 +12,14 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from penstock._errors import ClosedError, GraphError, SourceError, is_own_error
+from penstock._errors import ClosedError, GraphError, SourceError, StateError, is_own_error
 from penstock._fetch.indices import Indices
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.state_dict import CommitLedger
-from penstock._nodes.node import EndOfEpoch, epoch_of, origin
+from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
+from penstock._nodes.told_epochs import ToldEpochs
 
 if TYPE_CHECKING:
     from penstock._loader.positions import Positions
@@ -75,7 +76,9 @@ class GraphReader(Generic[T]):
         self._infinite = infinite
         self._origin = origin(root)
         self._me = object()  # identifies this reader; `_readers` lives longer, and must not keep the reader itself alive
-        self._sharder = next((node for node in root.chain() if isinstance(node, Sharder)), None)
+        self._nodes = list(root.chain())
+        self._told = ToldEpochs(self._nodes)
+        self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
 
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""
@@ -93,12 +96,21 @@ class GraphReader(Generic[T]):
         # A ClosedError is not a failure of the source: it comes from an interrupted jump, which stops a reader in the source.
         if failure is not None and is_own_error(failure) and not isinstance(failure, ClosedError) and not cursor.is_told:
             raise SourceError.after(failure)
-        move, state = cursor.start(), None
+        if not cursor.is_requested:
+            cursor.request(self._told.asked())
+        try:
+            move, state = cursor.start(), None
+        except StateError:
+            self._told.seen()
+            raise
         if isinstance(move, Jump):
+            self._begin(move.state)
             self._jump(move.state)
         elif isinstance(move, PassMarker):
             state = self._pass_marker(move.epoch)
         cursor.arrived(move, state)
+        if not isinstance(move, Jump) and not cursor.begun:
+            self._begin_where_it_stands()
         self.commits.forget(cursor.state)
 
     def load(self, state: State) -> None:
@@ -165,6 +177,7 @@ class GraphReader(Generic[T]):
                 log.warning(_EMPTY, epoch)
             if cursor.marker_read(root.get_state()):
                 raise StopIteration
+            self._begin_where_it_stands()
             self._clock.mark()
 
     def lost_if_moved(self) -> None:
@@ -193,6 +206,20 @@ class GraphReader(Generic[T]):
                 f"expected EndOfEpoch({epoch}), but something else came: a node downstream of the Cycler lost the marker, or len() is wrong."
             )
         return self.root.get_state()
+
+    def _begin(self, state: State) -> bool:
+        """The loop asks for the first item after ``state``. Returns whether what was read ahead from there still holds."""
+        place = place_of(state)
+        if place is None or place[1] is None:  # only the marker is left
+            return True
+        self._told.tell(place[0])
+        holds = [node.begin(place[1]) for node in reversed(self._nodes)]
+        return all(holds)
+
+    def _begin_where_it_stands(self) -> None:
+        if not self._begin(self.cursor.state):
+            self._jump(self.cursor.state)
+            self.cursor.graph_was_reset()
 
     def _jump(self, state: State) -> None:
         """Reset the graph to ``state``. Whatever is in flight is dropped; the workers stay."""

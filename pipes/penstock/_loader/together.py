@@ -47,9 +47,10 @@ def check_together(
             raise ValueError(
                 f"{given[0]} needs a dataset that is read by index, but {facts.name} can only be iterated. Leave {given[0]} out."
             )
-    elif split == "own":
+    elif split == "own" and not (orders["sampler"] or batch_sampler):
         raise ValueError(
-            f"split='own' is for data that splits itself by rank as it is read, but {facts.name} is read by index. Leave split out."
+            f"split='own' is for data that splits itself by rank as it is read, but {facts.name} is read by index. Leave split out, or pass a sampler or a batch sampler "
+            f"that yields the indices of this rank."
         )
     elif facts.read == "once":
         raise TypeError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from penstock._nodes.node import is_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 @final
@@ -87,12 +87,12 @@ class DeliveryWindow:
         """The source's state after the newest entry, where the next item comes from."""
         return self._entries[-1].state if self._entries else self.base
 
-    def has_room(self, most: int, prefetch_next_epoch: bool) -> bool:
+    def has_room(self, most: int, may_pass: Callable[[], bool]) -> bool:
         """Whether one more item may be pulled.
 
         Args:
             most: Bound on the jobs under way. Out of order, four times as many entries may wait for an older one.
-            prefetch_next_epoch: Whether items of the next epoch may be pulled before the marker of this one is delivered.
+            may_pass: Says whether items of the next epoch may be pulled before the marker of this one is delivered.
         """
         if self._exhausted or self.under_way >= most or len(self._entries) >= 4 * most + 4:
             return False
@@ -106,7 +106,7 @@ class DeliveryWindow:
         empty_epoch = len(self._entries) > 1 and is_marker(
             self._entries[-2].value
         )  # stop here, because a source without items would be pulled forever
-        return prefetch_next_epoch and not empty_epoch
+        return not empty_epoch and may_pass()
 
     @property
     def holds_error(self) -> bool:

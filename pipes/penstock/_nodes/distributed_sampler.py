@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock._errors import GraphError
+from penstock._fetch.held import held
 from penstock._nodes.ranks import process_group
 from penstock._nodes.sampler_traits import wrapped
 from penstock._random.orders import SequentialOrder, TorchOrder
@@ -24,6 +24,7 @@ class DistributedSamplerSettings:
         tail: How the last round is handled; see `Sharder`.
         batch_size: Of the ``BatchSampler`` around it; None if there is none.
         drop_last: Of the ``BatchSampler``.
+        sampler: The sampler, to follow its ``set_epoch``.
         share: The rank and the number of ranks it was built for. None if the `Sharder` looks them up, because the sampler has them from the
             process group, which may be recreated, or was built for one rank and so yields the indices of all.
     """
@@ -32,6 +33,7 @@ class DistributedSamplerSettings:
     tail: Literal["pad", "drop"]
     batch_size: int | None
     drop_last: bool
+    sampler: DistributedSampler[Any]
     share: tuple[int, int] | None
 
 
@@ -63,11 +65,6 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
             "each as one index. For batches of samples, pass the BatchSampler as batch_sampler=, and the loader shards once. For dataset[[0, 1]], "
             "build the BatchSampler on the sampler that the DistributedSampler shards."
         )
-    if inner.epoch != 0:
-        warnings.warn(
-            f"the DistributedSampler is at epoch {inner.epoch} (its own set_epoch), but the loader starts at epoch 0. Call loader.set_epoch({inner.epoch}).",
-            stacklevel=4,
-        )
     share = inner.rank, inner.num_replicas
     n = len(inner.dataset)  # type: ignore[arg-type]
     return DistributedSamplerSettings(
@@ -75,6 +72,7 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
         tail="drop" if inner.drop_last else "pad",
         batch_size=None if batches is None else batches.batch_size,
         drop_last=batches is not None and batches.drop_last,
+        sampler=inner,
         share=None if share in ((0, 1), process_group()) else share,
     )
 
@@ -86,26 +84,36 @@ def _walks_as(sampler: Any, kind: type) -> bool:
 
 
 def refuse_sharded(sampler: Any) -> None:
-    """Refuse a sampler that gives each rank its own share, even if another one wraps it.
+    """Refuse a sampler that is known to give each rank its own share, even if another one holds it. For others, ranks compare what they yield.
 
     Raises:
-        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``, and was not built for a single rank.
+        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``, or holds a ``DistributedSampler``, and was not built for a single rank.
     """
-    for one in wrapped(sampler):
+    found, _ = held({"sampler": sampler}, _LOOKED_AT)
+    inside = [one.value for one in found if isinstance(one.value, DistributedSampler)]
+    for one in (*wrapped(sampler), *inside):
         ranks = next((name for name in ("num_replicas", "num_processes", "world_size") if hasattr(one, name)), None)
         if ranks is not None and getattr(one, ranks) == 1:
             continue
         if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
-            if _walks_as(one, DistributedSampler):
-                remedy = "Pass it to from_dataset, which shards once, or use Sampler(TorchOrder(n, seed))"
-            else:
-                whole = "Pass the sampler that it shards" + f", or build it with {ranks}=1, so that it yields the indices of all ranks" * (
-                    ranks is not None
-                )
+            own = "pass split='own', which takes the share of this rank as it is"
+            if isinstance(one, DistributedSampler) and one is not sampler:
+                outer = type(sampler).__name__
                 remedy = (
-                    f"{whole}. Or pass the same order as order=, which is read by position. If it does not shuffle (evaluation), leave it out and pass "
+                    f"Build it with num_replicas=1, rank=0, so that {outer} yields what all ranks get, and pass {outer} as before. Or {own}"
+                )
+            elif _walks_as(one, DistributedSampler):
+                remedy = f"Pass it to from_dataset, which shards once, or use Sampler(TorchOrder(n, seed)). Or {own}"
+            else:
+                whole = f" (with {ranks}=1, if it takes that)" * (ranks is not None)
+                remedy = (
+                    f"Build it so that it yields the indices of all ranks{whole}, or {own}. If it does not shuffle (evaluation), leave the sampler out and pass "
                     f"tail='exact', which delivers every sample once"
                 )
             raise GraphError(
                 f"{type(one).__name__} shards the indices across ranks, and the loader would shard each share again. {remedy}."
             )
+
+
+_LOOKED_AT = 500
+"""Objects in a sampler among which a ``DistributedSampler`` is looked for."""

@@ -23,7 +23,7 @@ class Plan:
     Attributes:
         values: The samples in order: int64, shape ``(samples,)``, or a list.
         starts: Where each batch begins in ``values``, and the end: int64, shape ``(batches + 1,)``; None if items are single samples.
-        drew: Whether the sampler drew from a global generator.
+        drew: Whether the sampler drew from a global generator; of a plan made in a thread, whether it may have.
         begin: The position of the first item in the epoch.
         samples: Number of samples before it in the epoch.
         before: The checksum of those samples.
@@ -75,6 +75,6 @@ class Plan:
         checksum = self.checksum(self.begin, self.end, checksum)
         return checksum if self.starts is None else zlib.crc32(self.starts.tobytes(), checksum)
 
-    def fits(self, position: int, checksum: int) -> bool:
-        """Whether ``position`` is in this plan and ``checksum`` matches the samples before it."""
-        return self.begin <= position <= self.end and self.checksum(self.begin, position, self.before) == checksum
+    def fits(self, position: int, checksum: int | None) -> bool:
+        """Whether ``position`` is in this plan and ``checksum``, if there is one, matches the samples before it."""
+        return self.begin <= position <= self.end and checksum in (None, self.checksum(self.begin, position, self.before))

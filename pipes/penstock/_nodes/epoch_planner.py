@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import warnings
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._nodes.sampler_content import CannotCompare, content
 from penstock._nodes.sampler_reading import Reading
-from penstock._nodes.sampler_traits import can_be_pickled, copied, is_told, owns_its_randomness, twin
+from penstock._nodes.sampler_traits import copied, is_told, owns_its_randomness, tell, twin
+from penstock._random.global_rng import GlobalRngSnapshot
 
 if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan
@@ -24,49 +24,40 @@ REPLAYED = 2**8
 
 @final
 class EpochPlanner:
-    """Makes the plans of one sampler, in one thread at a time, or in a worker process to which it is sent before its first plan.
+    """Makes the plans of one sampler, in one thread at a time.
 
     Args:
         sampler: Yields indices, or batches of them.
         seed: Together with the epoch, seeds everything the sampler draws from.
         batches: Whether it yields batches. None: it does not, but the user has not said so, and a list is refused.
-        plan_ahead: If False, `place` is always ``"here"``.
+        infinite: It may go on past its length.
+        pristine: A copy of it that is never read; None if there is none. Then the user may change the sampler, so no copy may replace it.
+        named: Log that a sampler without a copy cannot be moved to another epoch.
     """
 
-    def __init__(self, sampler: Any, seed: int, *, batches: bool | None, plan_ahead: bool = True) -> None:
+    def __init__(
+        self, sampler: Any, seed: int, *, batches: bool | None, infinite: bool = False, pristine: Any = None, named: bool = False
+    ) -> None:
         self._sampler = sampler
         self._seed = seed
         self._batches = batches
-        self._plan_ahead = plan_ahead
+        self._infinite = infinite
+        self._pristine = pristine
+        self._named = named
         self._remembers = not owns_its_randomness(sampler)
-        self._place: Place | None = None if plan_ahead else "here"
-        self._warned = False
-        self._pristine: Any = None
         self._next_epoch: int | None = 0  # the epoch that the sampler yields next; None: it was left in the middle of one
         self._asked = False
         self._reading: Reading | None = None
-
-    @property
-    def place(self) -> Place:
-        """Where the next plan may be made.
-
-        A sampler that may draw from the global generators must not run concurrently with the user's threads, which draw from them too. So it
-        runs in a separate process. If it cannot, it runs here, and moves to a thread once it is seen not to draw.
-        """
-        if self._place is None:
-            self._place = "here"
-            if not self._remembers:
-                self._place = "thread"
-            elif can_be_pickled(self._sampler):
-                with suppress(RuntimeError):  # the platform has no worker processes
-                    from penstock._workers.process_pool import check_processes
-
-                    check_processes(None)
-                    self._place = "process"
-        return self._place
+        self._watch = GlobalRngSnapshot()
+        self.place: Place = "here" if self._remembers or pristine is None else "thread"
 
     def __call__(self, request: PlanRequest) -> Plan:
-        """The plan of an epoch, or of the block with the requested position. Errors of the sampler name the epoch."""
+        """The plan of an epoch, or of the block with the requested position. Errors of the sampler name the epoch.
+
+        The first plan is made where the loop waits. If the sampler then draws from the global generators, so are all others, because they must be
+        seeded. Otherwise the next ones are made in a thread, and if the generators move meanwhile, the plan says that it drew.
+        """
+        before = self._watch.look() if self.place == "thread" and self._remembers else None
         try:
             if self._reading is None or (self._reading.epoch, self._reading.begin) != request[:2]:
                 self._begin(request)
@@ -84,16 +75,22 @@ class EpochPlanner:
         if not plan.more:
             self.close()
             self._next_epoch = request.epoch + 1
-        if self.place == "here" and self._plan_ahead:
-            self._look(plan)
+        if before is not None:
+            plan = replace(plan, drew=self._watch.look() != before)
+        elif self._pristine is not None and not plan.drew and not plan.is_block:
+            self.place = "thread"
         return replace(plan, said=plan.signature())  # here, where the consumer does not wait for it
 
-    def trial(self, request: PlanRequest) -> Plan | None:
-        """The plan that would be made now, made with a copy of the sampler, so that nothing changes. None if it cannot be copied."""
-        other = copy.copy(self)
-        other._sampler = copied(self._sampler) if self._remembers else self._sampler
-        other._reading = None
-        return None if other._sampler is None else other(request)
+    def trial(self) -> EpochPlanner | None:
+        """A planner over a copy of the sampler, which plans here and changes nothing. None if the sampler cannot be copied."""
+        source = self._sampler if self._pristine is None else self._pristine
+        sampler = copied(source) if self._remembers else source
+        if sampler is None:
+            return None
+        other = EpochPlanner(sampler, self._seed, batches=self._batches, infinite=self._infinite)
+        if self._pristine is None:
+            other._next_epoch, other._asked = self._next_epoch, self._asked
+        return other
 
     def close(self) -> None:
         """Stop reading the current epoch, and take back the generators lent to the sampler."""
@@ -101,43 +98,28 @@ class EpochPlanner:
             self._reading.close()
             self._reading = None
 
-    def _look(self, plan: Plan) -> None:
-        """Move to a thread if the sampler did not draw; warn if it did."""
-        if not plan.drew and not plan.is_block:
-            self._place = "thread"
-        elif plan.drew and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{type(self._sampler).__name__} draws from the global random numbers and cannot be pickled, so it is read between two epochs "
-                f"while the workers wait. Give it its own generator, make it picklable, or pass plan_ahead=False.",
-                stacklevel=2,
-            )
-
     def _begin(self, request: PlanRequest) -> None:
         """Open the epoch, with the sampler in the state in which earlier epochs leave it."""
         follows = request.epoch == self._next_epoch
         self.close()
         self._next_epoch = None
-        if self._remembers:
-            if self._plan_ahead and not self._asked:  # otherwise the user may change the sampler, so no copy may replace it
-                self._pristine = copied(self._sampler)
-            if not follows:
-                self._catch_up(request)
+        if self._remembers and not follows:
+            self._catch_up(request)
         self._asked = True
         self._reading = self._open(self._sampler, request.epoch)
 
     def _catch_up(self, request: PlanRequest) -> None:
         """If the sampler has a memory, read the earlier epochs. Only indices are read, and none are kept.
 
-        A copy is tested for a memory: a sampler with one does not reproduce the plan of the state, or plans the same epoch differently twice.
-        `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run went.
+        A copy is tested for a memory: a sampler with one does not reproduce the plan of the state, plans the same epoch differently twice, or holds
+        something else afterwards. `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run went.
         """
         if self._asked and self._pristine is None:
             # It cannot be moved back. The checksum will show whether its plan fits, except at the start of an epoch.
-            if self._plan_ahead and not request.checksum and not is_told(self._sampler):
+            if self._named and not request.checksum and not is_told(self._sampler):
                 log.warning(
-                    "%s can be neither pickled nor copied, so epoch %d is what it yields next. If it remembers what it has yielded, the order differs from that of a run "
-                    "that did not jump. Make it picklable, or give it a set_epoch.",
+                    "%s cannot be moved to another epoch, because it can be neither copied nor compared, so epoch %d is what it yields next. If it remembers "
+                    "what it has yielded, the order differs from that of a run that did not jump. Give it a set_epoch.",
                     type(self._sampler).__name__,
                     request.epoch,
                 )
@@ -145,14 +127,22 @@ class EpochPlanner:
         if self._asked:
             self._sampler = copied(self._pristine)
         trial = copied(self._sampler)
-        # Before the first sample any plan fits, and a memory may show only later.
-        if trial is not None and (request.checksum or is_told(self._sampler)):
+        if trial is not None:
             fits, plan = self._tried(trial, request)
-            if fits and self._tried(trial, request) == (True, plan):
+            # Before the first sample any plan fits, and a memory may show only later.
+            shows = request.checksum or is_told(self._sampler) or self._is_unchanged(trial, request.epoch)
+            if fits and shows and self._tried(trial, request) == (True, plan):
                 return
         for epoch in range(request.epoch):
             with closing(self._open(self._sampler, epoch)) as reading:
                 any(not reading.block().more for _ in range(REPLAYED))
+
+    def _is_unchanged(self, trial: Any, epoch: int) -> bool:
+        """Whether ``trial``, a copy that was read, still holds what the sampler does."""
+        tell(self._sampler, epoch)
+        with suppress(CannotCompare):
+            return content(trial).equals(content(self._sampler))
+        return False
 
     def _tried(self, sampler: Any, request: PlanRequest) -> tuple[bool, int]:
         """Whether the plan fits, and its checksum. Reads to the epoch's end, because a memory may change there."""
@@ -173,7 +163,9 @@ class EpochPlanner:
 
     def _open(self, sampler: Any, epoch: int) -> Reading:
         one = sampler if self._remembers else twin(sampler)  # other code may read it at the same time, and draw from its generator
-        return Reading(one, self._seed, epoch, batches=self._batches, draws=self._remembers and self.place != "thread")
+        return Reading(
+            one, self._seed, epoch, batches=self._batches, infinite=self._infinite, draws=self._remembers and self.place != "thread"
+        )
 
 
 def _block_at(reading: Reading, position: int) -> Plan:

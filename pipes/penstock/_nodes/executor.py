@@ -68,6 +68,7 @@ class Executor:
         depth: The most items in progress.
         tasks: Items made so far, failed ones included.
         samples: Samples in them.
+        epoch_aware: The datasets with a ``set_epoch``.
 
     Raises:
         ValueError: The dataset cannot be read by such workers.
@@ -94,9 +95,10 @@ class Executor:
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
-        if self._work.epoch_aware and self._threaded:
+        self.epoch_aware = self._work.epoch_aware
+        if self.epoch_aware and self._threaded:
             raise ValueError(
-                f"{type(self._work.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "
+                f"{type(self.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "
                 f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
             )
         self._watches_draws = self._threaded and seed_global_rngs is not False

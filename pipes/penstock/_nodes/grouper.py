@@ -55,7 +55,7 @@ class Grouper(FirstNode[Indices]):
         # An epoch is counted by planning it. A thread counts the next epoch with its own order, because an order may cache what it computes.
         self._counts: dict[int, int] = {}
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
-        self._counted_ahead = PlanSource(self._counter)
+        self._counted_ahead: PlanSource[Any] = PlanSource()
         facts = self._indices.facts
         super().__init__(Facts(facts.settings | groups.settings(), facts.rank_settings | {"count": groups.count}))
 
@@ -76,7 +76,7 @@ class Grouper(FirstNode[Indices]):
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Indices], State]:
         epoch, block, taken, position = (place[key] for key in _KEYS)
         if self.groups.count and epoch not in self._counts:
-            self._counted_ahead.get(PlanRequest(epoch))
+            self._counted_ahead.get(self._counter, PlanRequest(epoch))
         target, wanted = position + n * every, position + first
         items: list[Indices] = []
         while position < target and block < self._blocks:
@@ -96,7 +96,7 @@ class Grouper(FirstNode[Indices]):
                 f"{self._counts[epoch]} groups, and reading ended at {position}. It is damaged."
             )
         if self.groups.count and items:
-            self._counted_ahead.order(PlanRequest(epoch + 1))
+            self._counted_ahead.order(self._counter, PlanRequest(epoch + 1))
         return items, dict(zip(_KEYS, (epoch, block, taken, position), strict=True))
 
     def peek(self, place: State, positions: Int64s) -> Sequence[Indices]:

@@ -191,6 +191,10 @@ class FirstNode(IndexNode[T]):
         """Items in ``epoch``, if known or claimed by the source; for ``len(loader)`` only."""
         return self.left(self.start(epoch))
 
+    @property
+    def runs_ahead(self) -> bool:
+        return self.facts.may_run_ahead
+
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         """Settings that depend on ``place``, as for a `ScheduledOrder`. None is the end of ``epoch``. Accepts unchecked places."""
         return {}

@@ -32,6 +32,7 @@ from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, 
 from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
 from penstock._nodes.stream_rng import START, StreamRng
+from penstock._nodes.told_epochs import epoch_cells
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables t
 class IterableSource(FirstNode[Indices]):
     """Read an iterable, or a torchdata node, once per epoch, in the consumer's process. Upstream of a `Sharder`, every rank reads it.
 
-    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it has a state but no ``set_epoch``, an epoch begins in
+    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch, and nothing is read of an epoch before the loop asks for it (unless it
+    keeps the epoch in shared memory, as those of Hugging Face do). If it has a state but no ``set_epoch``, an epoch begins in
     the state in which the previous one ended, also after a resume. To jump to an epoch, the epochs before it are read to their ends, and the
     log says so once, unless the state before anything was read is blank (zeros, words, empty lists).
 
@@ -149,6 +151,7 @@ class IterableSource(FirstNode[Indices]):
         self.seed_global_rngs = seed_global_rngs
         self._seed = checked_seed(seed)
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
+        self._keeps_epoch = self._reader.told and bool(epoch_cells(iterable))
         self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
@@ -161,6 +164,14 @@ class IterableSource(FirstNode[Indices]):
         self._epoch = self._position = 0
         self._ended = False
         super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
+
+    @property
+    def told(self) -> Sequence[Any]:
+        return [self.iterable] if self._keeps_epoch else ()
+
+    @property
+    def runs_ahead(self) -> bool:
+        return not self._keeps_epoch  # reading it ahead would tell it an epoch that the loop has not begun
 
     def _seeds(self) -> dict[str, Any]:
         inside = self._reader.seeds()

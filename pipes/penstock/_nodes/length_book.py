@@ -17,17 +17,25 @@ _EPOCHS = 4
 
 @final
 class LengthBook:
-    """The ``len(sampler)`` of each epoch, trusted until an epoch turns out to have another length."""
+    """The ``len(sampler)`` of each epoch, trusted until an epoch turns out to have another length.
 
-    def __init__(self, sampler: Any) -> None:
+    Args:
+        sampler: The sampler, or a copy of it.
+        believed: False: its lengths were found wrong before.
+
+    Attributes:
+        believed: Whether its lengths are trusted.
+    """
+
+    def __init__(self, sampler: Any, *, believed: bool = True) -> None:
         self._sampler = sampler
         self._follows_epochs = is_told(sampler)
-        self._believed = True
+        self.believed = believed
         self._said: dict[int, int | None] = {}
 
     def items(self, epoch: int, plan: Plan | None) -> int | None:
         """Items of ``epoch``, whose plan is ``plan`` if it has been made; None if unknown."""
-        if not self._believed:
+        if not self.believed:
             return None
         if plan is not None:
             return None if plan.is_block else len(plan)
@@ -35,9 +43,11 @@ class LengthBook:
 
     def compare(self, epoch: int, plan: Plan) -> None:
         """Warn, once, if ``plan`` shows that the sampler's length is wrong; then all lengths are unknown."""
-        said = self._length(epoch) if self._believed else None
+        said = self._length(epoch) if self.believed else None
         if said is not None and said != len(plan):
-            self._believed = False
+            self.believed = False
+            if plan.is_block:  # it may be infinite
+                return
             warnings.warn(
                 f"{type(self._sampler).__name__} has a length of {said}, but epoch {epoch} has {len(plan)} items. From now on the length counts as "
                 f"unknown. Make __len__ agree with __iter__.",

@@ -16,7 +16,7 @@ from penstock._fetch.indices import Indices
 from penstock._workers.meter import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock._statistics import NodeStatistics
 
@@ -172,6 +172,29 @@ class Node(Shown, BaseNode[T], Generic[T]):
     def counted(self, items: int) -> int | None:
         """The number of items that the node makes from ``items`` of its source; None if unknown. A node that changes the number overrides it."""
         return items
+
+    @property
+    def told(self) -> Sequence[Any]:
+        """The user's own objects that are told which epoch the loop begins: they have a ``set_epoch``."""
+        return ()
+
+    @property
+    def watched(self) -> Sequence[Any]:
+        """Those that are not told, because workers tell their copies of them. If the user sets their epoch, that is a request all the same."""
+        return ()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next epoch may be read before the loop asks for it. Called in the thread that reads the node."""
+        return self._source is None or self._source.runs_ahead
+
+    def begin(self, place: State) -> bool:
+        """Called when the loop asks for the first item after ``place``, a place of the first node, where an epoch or a resumed run begins.
+
+        Returns whether what this node has read ahead from there still holds. If not, the graph is reset to that place. In the consumer's thread;
+        another thread may be reading the node.
+        """
+        return True
 
     def interrupt(self) -> None:
         """Make a `next` that waits in another thread raise `ClosedError`. Called before a reset or a shutdown."""

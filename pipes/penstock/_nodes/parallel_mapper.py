@@ -27,12 +27,14 @@ from penstock._nodes.index_node import index_of
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._nodes.pools import WorkerOptions
 from penstock._nodes.sharder import ranks_of
+from penstock._nodes.shared_values import SharedValues
 from penstock._random.orders import checked_seed
 from penstock._workers.meter import now, traced
 from penstock._workers.pool import IDLE, Job
+from penstock._workers.reader_thread import reads_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock._fetch.error_policy import OnError
     from penstock._nodes.draw_watch import DrawWatch
@@ -144,7 +146,11 @@ class ParallelMapper(Node[T]):
         self.map_fn = map_fn
         self.in_order = in_order
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
-        self._prefetch_next_epoch = prefetch_next_epoch and facts.may_run_ahead and self.num_workers > 0
+        self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
+        self._shared: SharedValues | None = None  # found when an epoch is first begun ahead of the loop
+        self._shared_before: dict[str, bytes] | None = None  # the values when it was begun; None if none was
+        self._shared_changed = False
+        self._at_marker = False  # the last pulled item is a marker
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = not self.num_workers and self._tolerance is None
         self._warned = False
@@ -183,6 +189,7 @@ class ParallelMapper(Node[T]):
         self.executor.start(world_size)
         self.source.reset(initial_state)
         self._at = self.source.get_state()
+        self._shared_before, self._at_marker = None, False
         self._window.restart(self._at, delivered)
 
     def next(self) -> T:
@@ -244,6 +251,30 @@ class ParallelMapper(Node[T]):
         """See `InlineWork.in_step`."""
         return self.executor.in_step
 
+    @property
+    def told(self) -> Sequence[Any]:
+        return () if self.num_workers else self.executor.epoch_aware
+
+    @property
+    def watched(self) -> Sequence[Any]:
+        return self.executor.epoch_aware if self.num_workers else ()
+
+    @property
+    def runs_ahead(self) -> bool:
+        return not self._shared_changed and self.source.runs_ahead
+
+    def begin(self, place: State) -> bool:
+        before, self._shared_before = self._shared_before, None
+        if not before or self._shared is None or (path := self._shared.changed(before)) is None:
+            return True
+        self._shared_changed = True
+        _logger.warning(
+            f"{path} is shared with the workers, and your loop changed it after batches of epoch {place['epoch']} had been loaded with the old value. These were "
+            f"dropped and are loaded again. From now on this loader loads nothing of an epoch before you ask for it. To load ahead, let the dataset take the epoch "
+            f"from its set_epoch(epoch) or from penstock.sample().epoch."
+        )
+        return False
+
     def interrupt(self) -> None:
         self.executor.interrupt()
         self.source.interrupt()
@@ -279,8 +310,10 @@ class ParallelMapper(Node[T]):
     def _fill(self, most: int) -> None:
         """Pull and submit items until ``most`` jobs are in flight."""
         window, source = self._window, self.source
-        while window.under_way < most and window.has_room(most, self._prefetch_next_epoch):
+        while window.under_way < most and window.has_room(most, self._may_pass):
             self._go_to(window.place)
+            if self._at_marker:
+                self._begin_ahead()
             try:
                 began = now()
                 item: Any = source.next()
@@ -290,6 +323,7 @@ class ParallelMapper(Node[T]):
                     one.read(source, began, ended)
                 place = source.get_state()
                 if isinstance(item, EndOfEpoch):
+                    self._at_marker, self._shared_before = True, None
                     entry = Entry(item, None, place)
                 else:
                     job = None if window.comes_delivered else self.executor.submit(item, idle=not window.under_way)
@@ -305,6 +339,18 @@ class ParallelMapper(Node[T]):
             self._at = place
             window.push(entry)
 
+    def _may_pass(self) -> bool:
+        """Whether items of the next epoch may be pulled before the marker of this one is delivered."""
+        return self._prefetch_next_epoch and self.runs_ahead
+
+    def _begin_ahead(self) -> None:
+        """The first item of an epoch is about to be pulled, perhaps before the loop asks for it."""
+        if self.num_workers or reads_ahead():
+            if self._shared is None:
+                self._shared = SharedValues(self.map_fn)
+            self._shared_before = self._shared.read()
+        self._at_marker = False
+
     def _go_to(self, place: State) -> None:
         """Make sure that the source is at ``place``. It is not if Ctrl-C came between an earlier read and its entry; that item is read again."""
         at, self._at = self._at, None
@@ -319,6 +365,8 @@ class ParallelMapper(Node[T]):
         window, source, executor = self._window, self.source, self.executor
         if self._at is not window.base:
             self._go_to(window.base)
+        if self._at_marker:
+            self._begin_ahead()
         self._at = None  # `_go_to`, inlined: unless this succeeds, the source is reset at the next call
         try:
             asked = now()
@@ -340,6 +388,7 @@ class ParallelMapper(Node[T]):
             return _HELD
         place = source.get_state()
         if isinstance(item, EndOfEpoch):
+            self._at_marker, self._shared_before = True, None
             self._at = window.base = place
             return item
         try:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError
-from penstock._nodes.index_node import index_of
 from penstock._nodes.node import Node, State, is_marker
 from penstock._workers.reader_thread import ReaderThread
 
@@ -47,7 +46,7 @@ class ReaderNode(Node[T]):
         super().__init__(source)
         self._depth, self._timeout = whole_number("prefetch_factor", prefetch_factor, 1), seconds("timeout", timeout)
         self._name = name
-        self._prefetch_next_epoch = prefetch_next_epoch and index_of(self.source).facts.may_run_ahead
+        self._prefetch_next_epoch = prefetch_next_epoch
         self._threaded = threaded
         self._pump: ReaderThread | None = None  # made at the first reset
         self._closed = False
@@ -146,9 +145,8 @@ class ReaderNode(Node[T]):
         """The function that the thread applies to each item and marker. Called in the consumer's thread, at the first `reset`."""
         return None
 
-    def _holds(self) -> Callable[[Any], bool] | None:
+    def _holds(self) -> Callable[[Any], bool]:
         """A function that says after which items the reader waits for the consumer. It must not refer to this node, or the thread would keep it alive."""
         in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
-        if self._prefetch_next_epoch:
-            return (lambda item: any(node.in_step for node in in_step)) if in_step else None
-        return lambda item: is_marker(item) or any(node.in_step for node in in_step)
+        source, ahead = self.source, self._prefetch_next_epoch
+        return lambda item: (is_marker(item) and not (ahead and source.runs_ahead)) or any(node.in_step for node in in_step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, ScheduledOrder
 from penstock._random.orders import PlainOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BLOCK = 4096
 """The most indices computed at once. An order may ask for more by an attribute ``read_ahead``."""
@@ -38,6 +41,8 @@ class Sampler(FirstNode[Indices]):
 
     __module__ = "penstock.nodes"
 
+    told: Sequence[Any] = ()
+
     def __init__(self, order: Order) -> None:
         if not isinstance(order, Order):
             raise GraphError(
@@ -51,7 +56,7 @@ class Sampler(FirstNode[Indices]):
         # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
         self._looks_ahead = isinstance(order, PlainOrder) and not isinstance(order, ScheduledOrder | ContinuingOrder | PlannedOrder)
         self._planned = order if isinstance(order, PlannedOrder) else None
-        self._plans = PlanSource[Any](_OrderPlanner(order))
+        self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
         choices = {"all stages": settings} if isinstance(order, ScheduledOrder) else {}
         super().__init__(Facts(settings, choices, carries_over_epochs=isinstance(order, ContinuingOrder)))
@@ -152,8 +157,8 @@ class Sampler(FirstNode[Indices]):
     def _indices(self, epoch: int, origin: int, positions: np.ndarray) -> Indices:
         planned = self._planned
         if planned is not None and not planned.keeps(epoch):
-            planned.keep(epoch, self._plans.get(PlanRequest(epoch)))
-            self._plans.order(PlanRequest(epoch + 1))
+            planned.keep(epoch, self._plans.get(self._planner, PlanRequest(epoch)))
+            self._plans.order(self._planner, PlanRequest(epoch + 1))
         if self.facts.carries_over_epochs:
             return Indices(epoch, positions, self.order.indices(epoch, origin + positions))
         within = positions % self._n if positions.size and positions.max() >= self._n else positions

@@ -44,12 +44,13 @@ class Reading:
         begin: The position of the next block; samples before it, and their checksum, go into its `Plan`.
     """
 
-    def __init__(self, sampler: Any, seed: int, epoch: int, *, batches: bool | None, draws: bool) -> None:
+    def __init__(self, sampler: Any, seed: int, epoch: int, *, batches: bool | None, infinite: bool = False, draws: bool) -> None:
         self.epoch = epoch
         self.begin = 0
         self._sampler = sampler
         self._key = seed, epoch, PLANNING
         self._batches = batches
+        self._infinite = infinite
         self._draws = draws
         self._globals: tuple[Any, ...] | None = None
         self._items: Iterator[Any] | None = None
@@ -103,10 +104,12 @@ class Reading:
             read = len(lengths) if self._batches else samples
             if self._length is None:
                 more = read >= CHUNK or samples >= LARGE
+            elif read > 2 * self._length + CHUNK and self._infinite:
+                self._length, more = None, True  # it has a length and no end
             elif read > 2 * self._length + CHUNK:
                 raise ValueError(
                     f"{type(self._sampler).__name__} has a length of {self._length}, but did not end after {read} items. "
-                    f"An epoch must end, so stop after that length."
+                    f"An epoch must end, so stop after that length. If the sampler never ends, pass infinite=True to from_dataset or to SamplerWrapper."
                 )
         starts = np.cumsum([0, *lengths], dtype=np.int64) if self._batches else None
         return Plan(_joined(parts), starts, False, self.begin, self._samples, self._checksum, more)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from penstock._fetch.fetch import Told
 
 _DEEPEST = 16
 """Bound on nested samplers: without it, a proxy that has every attribute would be followed forever."""
@@ -37,23 +38,15 @@ def owns_its_randomness(sampler: Any) -> bool:
     return all(type(one) in torchs + plain and getattr(one, "generator", None) is not torch.default_generator for one in wrapped(sampler))
 
 
-def can_be_pickled(thing: Any) -> bool:
-    """Whether ``thing`` can be sent to another process. The pickle is discarded as it is written."""
+def copied(sampler: Any, *, whole: bool = False) -> Any:
+    """A copy of ``sampler``; None if it cannot be copied.
 
-    class Sink:
-        def write(self, data: Any) -> int:
-            return len(data)
-
-    try:
-        pickle.Pickler(Sink(), protocol=5).dump(thing)
-    except Exception:
-        return False
-    return True
-
-
-def copied(sampler: Any) -> Any:
-    """A copy of ``sampler`` that shares its dataset; None if it cannot be copied."""
-    shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
+    It shares its dataset, unless it is ``whole``; then it shares only the data of which torch's own samplers use nothing but the length.
+    """
+    wraps = wrapped(sampler)
+    shared = [getattr(one, name, None) for one in wraps for name in ("data_source", "dataset")]
+    if whole:
+        shared = [one.data_source for one in wraps if type(one) in (RandomSampler, SequentialSampler)]
     try:
         return copy.deepcopy(sampler, {id(one): one for one in shared})
     except Exception:
@@ -75,9 +68,10 @@ def twin(sampler: Any) -> Any:
 
 def tell(sampler: Any, epoch: int) -> None:
     """Call ``set_epoch(epoch)`` on ``sampler`` and on everything it wraps."""
+    told = Told(epoch)
     for one in wrapped(sampler):
         if callable(set_epoch := getattr(one, "set_epoch", None)):
-            set_epoch(epoch)
+            set_epoch(told)
 
 
 def is_told(sampler: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 from torch.utils.data import BatchSampler
@@ -13,12 +13,14 @@ from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
-from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
+from penstock._nodes.sampler_line import SamplerLine
+from penstock._nodes.sampler_traits import length, wrapped
 from penstock._random.orders import checked_seed
+from penstock._workers.reader_thread import reads_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,17 +37,19 @@ _MADE = 64
 class SamplerWrapper(FirstNode[Any]):
     """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a batch sampler.
 
-    Before each epoch ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``), which
-    overrides a user's own calls. Everything it draws from is seeded from (seed, epoch): its ``generator``, and ``random``, ``numpy.random``
-    and torch's CPU generator, which are restored afterwards.
+    **An epoch is what the sampler holds when the loop asks for its first batch**, as with a ``DataLoader``. At that moment ``set_epoch(epoch)`` is
+    called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``). Everything it draws from is seeded from (seed, epoch): its
+    ``generator``, and ``random``, ``numpy.random`` and torch's CPU generator, which are restored afterwards.
 
-    The indices of an epoch are its *plan*, with 8 bytes per sample. The next plan is made while this one is used. A sampler without a length
-    may be endless. If it has not ended after 65,536 items (or, in batches, 2**20 samples), it is read in blocks of that size, one block ahead
-    of the consumer, and the number of items in the epoch stays unknown.
+    The indices of an epoch are its *plan*, with 8 bytes per sample. The next plan is made from a copy of the sampler while this one is used. When
+    the next epoch begins, the copy is compared with the sampler. If they differ, the plan and the batches loaded from it are dropped, and the log
+    says so once. A sampler that cannot be compared whole (it holds an open file, a lock, a large dataset) is read when its epoch begins, and
+    nothing of that epoch is loaded before. The same applies to the epoch after one for which the sampler was changed.
 
-    One of torch's own samplers is read in a thread. Any other may draw from the global generators while the user's code does, so a copy of it
-    is read in a worker process. If it cannot be pickled, it is read here, between two epochs, with one warning (or in a thread, once it was
-    seen not to draw from them).
+    Plans are made ahead in a thread. If the sampler draws from the global generators, they are made in the thread that reads the node.
+
+    A sampler without a length may be endless. If it has not ended after 65,536 items (or, in batches, 2**20 samples), it is read in blocks of
+    that size, one block ahead of the consumer, and the number of items in the epoch stays unknown.
 
     Resuming loads no sample: the sampler is read again from the start of the epoch, and the state has a checksum of the plan up to its
     position. A sampler with a memory, which yields a different plan when the same epoch is read again, first has to yield all earlier epochs.
@@ -53,13 +57,16 @@ class SamplerWrapper(FirstNode[Any]):
     Args:
         sampler: A torch ``Sampler`` or ``BatchSampler``, or any iterable of indices, or of batches of them, that can be read again.
         seed: From 0 to 2**63 - 1.
-        plan_ahead: False reads the sampler here, between two epochs, for a sampler that the training loop updates.
+        plan_ahead: False reads the sampler itself, and only when its epoch begins.
         batches: True: each item is a batch of indices of any kind (a list, a tuple, a ``range``, an array, an iterator, …). False: each
             item is one index of any kind; a list means ``dataset[[0, 1]]``. None: True for a ``BatchSampler``, otherwise False, and a list
             is refused.
+        split: ``"items"``: the sampler yields the indices of all ranks. ``"own"``: it yields those of this rank, and a `Sharder` passes them on
+            unchanged. States then have no checksum, and load at the same world size.
+        infinite: The sampler may never end, although it has a length.
 
     Raises:
-        GraphError: ``sampler`` shards by itself, or cannot be read again. From `peek`: the epoch is read in blocks.
+        GraphError: ``sampler`` shards by itself although ``split="items"``, or cannot be read again. From `peek`: the epoch is read in blocks.
         TypeError: While reading: ``batches=True``, and an item holds no indices.
         ValueError: While reading: a list came with ``batches=None``; or an epoch runs far past the sampler's length.
         StateMismatch: While reading, after a reset to a state: the sampler did not reproduce what it yielded before the state.
@@ -67,8 +74,20 @@ class SamplerWrapper(FirstNode[Any]):
 
     __module__ = "penstock.nodes"
 
-    def __init__(self, sampler: Any, seed: int = 0, plan_ahead: bool = True, batches: bool | None = None) -> None:
-        refuse_sharded(sampler)
+    def __init__(
+        self,
+        sampler: Any,
+        seed: int = 0,
+        plan_ahead: bool = True,
+        batches: bool | None = None,
+        *,
+        split: Literal["items", "own"] = "items",
+        infinite: bool = False,
+    ) -> None:
+        if split not in ("items", "own"):
+            raise ValueError(f"split={split!r} must be 'items' or 'own'.")
+        if split == "items":
+            refuse_sharded(sampler)
         if isinstance(sampler, Iterator) or not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
             raise GraphError(
                 f"{type(sampler).__name__} cannot be read once for each epoch, as a sampler must. Pass an object with __iter__, such as a list."
@@ -77,21 +96,60 @@ class SamplerWrapper(FirstNode[Any]):
         self.seed = checked_seed(seed)
         self.plan_ahead = plan_ahead
         self.batches = True if batches is None and isinstance(sampler, BatchSampler) else batches
-        self._planner = EpochPlanner(sampler, seed, batches=self.batches, plan_ahead=plan_ahead)
-        self._plans = PlanSource(self._planner)
+        self._own = split == "own"
+        self._infinite = infinite
+        self._line: SamplerLine | None = None  # made when it is first needed
+        self._plans: PlanSource[Plan] = PlanSource()
         self._lengths = LengthBook(sampler)
-        self._logged = False
+        self._logged = self._warned = False
+        self._begun = -1  # the epoch that the loop has asked for
+        self._changed = False  # the sampler was changed for that epoch
         self._ready: tuple[PlanRequest, Plan] | None = None  # made for `upcoming`, and not used yet
         self._made: tuple[
             tuple[int, int, int, int], ...
         ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
-        self._held: tuple[int, Plan] | None = None  # an epoch, and its plan or the block in use
+        self._held: tuple[int, Plan, SamplerLine] | None = None  # an epoch, its plan or the block in use, and where that came from
         self._follows: State | None = None  # the last returned place, which fits the current plan
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": self.seed}
-        super().__init__(Facts(settings, may_run_ahead=plan_ahead))
+        super().__init__(Facts(settings, sharded_by=split))
 
     def details(self) -> dict[str, Any]:
         return {"sampler": self.sampler, "batches": self.batches is True, "seed": self.seed}
+
+    @property
+    def told(self) -> Sequence[Any]:
+        return [one for one in wrapped(self.sampler) if callable(getattr(one, "set_epoch", None))]
+
+    @property
+    def runs_ahead(self) -> bool:
+        line = self._lined()
+        return line.pristine is not None and not self._changed and not (line.planner.place == "here" and reads_ahead())
+
+    def begin(self, place: State) -> bool:
+        line, epoch = self._line, place["epoch"]
+        plan, self._begun, self._changed = self._plan_of(epoch), epoch, False
+        if line is None:
+            return True
+        if line.pristine is None:  # the sampler itself is read, and was not read ahead
+            if not place["position"]:
+                self._held = None
+            return True
+        self._changed = not line.holds(self.sampler, epoch)
+        if not self._changed and (plan is None or line.is_certain(epoch, plan)):
+            return True
+        self._line, self._ready, self._made = None, None, ()
+        if plan is not None and not self._warned:
+            self._warned = True
+            why = (
+                "was changed after batches of epoch %d had been loaded from what it held before"
+                if self._changed
+                else "drew from the global random numbers for the first time in epoch %d, in a thread that read it ahead"
+            )
+            log.warning(
+                f"{type(self.sampler).__name__} {why}. These batches were dropped and are loaded again. To load nothing ahead of such an epoch, pass plan_ahead=False.",
+                epoch,
+            )
+        return False
 
     def start(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "position": 0, "checksum": 0}
@@ -107,7 +165,7 @@ class SamplerWrapper(FirstNode[Any]):
         parts = []
         while True:
             end = min(target, plan.end)
-            checksum = plan.checksum(position, end, checksum)
+            checksum = 0 if self._own else plan.checksum(position, end, checksum)
             passed = max(0, -(-(position - start - first) // every))  # picks that lie in earlier blocks
             parts.append(_items(epoch, plan, np.arange(start + first + passed * every, end, every)))
             position = end
@@ -122,7 +180,8 @@ class SamplerWrapper(FirstNode[Any]):
     def peek(self, place: State, positions: np.ndarray) -> Sequence[Any]:
         plan = self._plan_at(place["epoch"], place["position"], place["checksum"], fits=place is self._follows)
         if plan.is_block:
-            raise GraphError(f"{type(self.sampler).__name__}, which has no __len__, cannot be read by position")
+            why = "has no __len__" if length(self.sampler) is None else "has no end"
+            raise GraphError(f"{type(self.sampler).__name__}, which {why}, cannot be read by position")
         return _items(place["epoch"], plan, np.asarray(positions, np.int64))
 
     def check(self, state: Any) -> None:
@@ -137,34 +196,35 @@ class SamplerWrapper(FirstNode[Any]):
         self._plans.resume()
         # The current plan may be from another run, or an earlier block; then request it again, and compare.
         held = self._plan_of(place["epoch"])
-        if held is None or not held.fits(place["position"], place["checksum"]):
+        if held is None or not held.fits(place["position"], self._request(place).checksum):
             self._held = None
         return place
 
     def known(self, state: State) -> int | None:
         """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Thread-safe."""
         epoch, position = state["epoch"], state["position"]
-        ready = self._ready
-        if ready is not None and ready[0] == PlanRequest(**state):
+        ready, line = self._ready, self._line
+        if ready is not None and ready[0] == self._request(state):
             return ready[1].said
-        # If the training loop updates the sampler, earlier plans are meaningless; only the one in use counts.
-        made = self._made if self.plan_ahead else self._made[-1:] if self._plan_of(epoch) is not None else ()
+        # If the sampler itself is read, the loop may change it: earlier plans are meaningless, and only the one in use counts.
+        is_copy = line is not None and line.pristine is not None
+        made = self._made if is_copy else self._made[-1:] if self._plan_of(epoch) is not None else ()
         return next((said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None)
 
     def upcoming(self, state: State) -> int | None:
         """`Plan.said` of the plan that will be read from ``state`` on, which is made now. None if making the plan would change it.
 
         No other thread may be reading; see `ReaderNode.still`. The plan is kept for the next read from ``state``. A sampler that is read in
-        this process is copied first, because the user may change it, or load a state to which it could not return.
+        this thread is copied first, because the user may change it, or load a state to which it could not return.
         """
         self.check(state)
-        request = PlanRequest(**state)
+        request, planner = self._request(state), self._lined().planner
         self._plans.resume()
-        if self._planner.place == "here":
+        if planner.place == "here":
             with neutral_modes():
-                trial = self._planner.trial(request)
-            return None if trial is None else trial.said
-        plan = self._plans.get(request)
+                trial = planner.trial()
+                return None if trial is None else trial(request).said
+        plan = self._plans.get(planner, request)
         self._ready = request, plan
         return plan.said
 
@@ -173,11 +233,22 @@ class SamplerWrapper(FirstNode[Any]):
 
     def shutdown(self) -> None:
         self._plans.shutdown()
-        self._planner.close()
+        if self._line is not None:
+            self._line.planner.close()
+
+    def _lined(self) -> SamplerLine:
+        if (line := self._line) is None:
+            line = SamplerLine(self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead)
+            self._lengths = LengthBook(self.sampler if line.pristine is None else line.pristine, believed=self._lengths.believed)
+            self._line = line
+        return line
+
+    def _request(self, place: State) -> PlanRequest:
+        return PlanRequest(place["epoch"], place["position"], None if self._own else place["checksum"])
 
     def _plan_of(self, epoch: int) -> Plan | None:
         held = self._held
-        return held[1] if held is not None and held[0] == epoch else None
+        return held[1] if held is not None and held[0] == epoch and held[2] is self._line else None
 
     def _plan_at(self, epoch: int, position: int, checksum: int, *, fits: bool) -> Plan:
         """The plan of ``epoch``, or the block with the item at ``position``. Samples before it must have ``checksum``. Requests the next plan.
@@ -188,31 +259,43 @@ class SamplerWrapper(FirstNode[Any]):
             checksum: Checksum of the samples before it.
             fits: Those samples are known to be in the current plan.
         """
-        plan = self._plan_of(epoch)
-        if plan is not None and (position < plan.end or not plan.more) and (fits or plan.fits(position, checksum)):
+        plan, request = self._plan_of(epoch), self._request({"epoch": epoch, "position": position, "checksum": checksum})
+        if plan is not None and (position < plan.end or not plan.more) and (fits or plan.fits(position, request.checksum)):
             return plan
-        request, ready = PlanRequest(epoch, position, checksum), self._ready
-        self._ready = None
-        plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(request)
-        if not plan.fits(position, checksum):
-            here = position <= plan.end
-            came = f"it is {plan.checksum(plan.begin, position, plan.before)}" if here else f"there are only {plan.end} items"
-            raise StateMismatch(
-                f"{type(self.sampler).__name__} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has "
-                f"the checksum {checksum}, and now {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
-                f"keeps state (such as its own generator) and can be neither pickled nor copied can only move forward: load the state into a new loader over a new sampler."
-            )
-        self._held = epoch, plan
+        line, ready, self._ready = self._lined(), self._ready, None
+        plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(line.planner, request)
+        if not plan.fits(position, request.checksum):
+            raise StateMismatch(self._misfit(epoch, position, checksum, plan))
+        if epoch <= self._begun and not line.is_certain(epoch, plan):  # the loop waits, so that it draws nothing meanwhile
+            self._line = None
+            return self._plan_at(epoch, position, checksum, fits=fits)
+        self._held = epoch, plan, line
         self._made = (*self._made[1 - _MADE :], (epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
         self._lengths.compare(epoch, plan)
         if plan.more and not self._logged:
             self._logged = True
             log.warning(
-                f"{type(self.sampler).__name__} has no length and has not ended after {plan.end} items, so it is read in blocks while it is used. "
+                f"{type(self.sampler).__name__} has not ended after {plan.end} items, so it is read in blocks while it is used. "
                 f"The number of items in an epoch stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
             )
-        self._plans.order(plan.next_request(epoch))
+        if line.pristine is not None and (plan.more or not self._changed):
+            following = plan.next_request(epoch)
+            self._plans.order(line.planner, following._replace(checksum=None) if self._own and plan.more else following)
         return plan
+
+    def _misfit(self, epoch: int, position: int, checksum: int, plan: Plan) -> str:
+        name = type(self.sampler).__name__
+        if self._own:
+            return (
+                f"the state counts {position} items of epoch {epoch}, but the share that {name} yields on this rank has {plan.end}. If the ranks have shares of "
+                f"different lengths, save the states of all ranks, and load the one that this rank saved."
+            )
+        came = f"it is {plan.checksum(plan.begin, position, plan.before)}" if position <= plan.end else f"there are only {plan.end} items"
+        return (
+            f"{name} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has "
+            f"the checksum {checksum}, and now {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
+            f"keeps state (such as its own generator) and can be neither copied nor compared can only move forward: load the state into a new loader over a new sampler."
+        )
 
 
 def _items(epoch: int, plan: Plan, places: np.ndarray) -> Sequence[Any]:

@@ -235,7 +235,10 @@ class Sharder(IndexNode[T]):
                 self.upstream.peek(place, np.arange(0))
             except GraphError as error:
                 others = "tail='drop'" if self.facts.carries_over_epochs else "tail='drop' or tail='exact'"
-                raise GraphError(f"{error}, which tail={self.tail!r} needs. Use {others}.") from None
+                share = (
+                    "" if self.facts.carries_over_epochs else " If it already yields the share of this rank only, pass split='own' instead."
+                )
+                raise GraphError(f"{error}, which tail={self.tail!r} needs. Use {others}.{share}") from None
             if self.upstream.left(place) is None:
                 raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
         self._opened = epoch_of(place)

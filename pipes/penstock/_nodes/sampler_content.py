@@ -1,0 +1,127 @@
+"""What a sampler holds, to compare it with a copy: its attributes, what they hold, and what its code reaches by name.
+
+The comparison is a pickle that is never loaded, because the pickler is fast, follows every reference, and refuses what cannot be followed. Arrays
+and tensors are compared as memory: 10**7 weights take 6 ms. Functions and classes count by identity, and by what they reach.
+"""
+
+from __future__ import annotations
+
+import pickle
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from penstock._fetch.held import closure_of, globals_of, is_users, members_of
+from penstock._nodes.sampler_traits import wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OBJECTS: Final = 5_000
+_TEXT: Final = 2**24
+_ARRAYS: Final = 2**28
+"""Bounds on what is compared: objects that are not plain, bytes of their pickle, bytes of arrays. The first two take at most 50 ms."""
+
+
+class Content(NamedTuple):
+    """What a sampler holds: ``text``, and the memory of its ``arrays``, which is not copied."""
+
+    text: bytes
+    arrays: list[np.ndarray]
+
+    def equals(self, other: Content) -> bool:
+        return self.text == other.text and all(map(_equal, self.arrays, other.arrays))
+
+
+class CannotCompare(Exception):
+    """A sampler holds something that cannot be compared, or too much of it; the text says what."""
+
+
+def content(sampler: Any) -> Content:
+    """What ``sampler`` holds now.
+
+    Raises:
+        CannotCompare: It cannot be told whole.
+    """
+    reader = _Reader(sampler)
+    try:
+        reader.dump(sampler)
+    except CannotCompare:
+        raise
+    except Exception as exc:
+        raise CannotCompare(f"{type(exc).__name__}: {exc}") from exc
+    return Content(bytes(reader.text.data), reader.arrays)
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    whole = len(one) // 8 * 8
+    same = len(one) == len(other) and np.array_equal(one[:whole].view(np.uint64), other[:whole].view(np.uint64))
+    return same and np.array_equal(one[whole:], other[whole:])
+
+
+class _Text:
+    """A file that keeps what is written, up to a bound."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        if len(self.data) + len(data) > _TEXT:
+            raise CannotCompare("it holds too much data")
+        self.data += data
+        return len(data)
+
+
+@final
+class _Reader(pickle.Pickler):
+    def __init__(self, sampler: Any) -> None:
+        self.text = _Text()
+        self.arrays: list[np.ndarray] = []
+        super().__init__(self.text, 5, buffer_callback=self._kept)
+        self._left, self._bytes = _OBJECTS, 0
+        self._met: set[int] = set()
+        # Every reading seeds these anew, so their states do not matter.
+        self._seeded = {id(generator) for one in wrapped(sampler) if (generator := getattr(one, "generator", None)) is not None}
+
+    def _kept(self, buffer: Any) -> None:
+        memory = np.frombuffer(buffer.raw(), np.uint8)
+        self._bytes += len(memory)
+        if self._bytes > _ARRAYS:
+            raise CannotCompare("it holds too much data")
+        self.arrays.append(memory)
+
+    def reducer_override(self, value: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise CannotCompare("it holds too many objects")
+        if id(value) in self._seeded:
+            return _was, ()
+        if isinstance(value, torch.Tensor):
+            plain = value.detach().cpu().contiguous()
+            return _was, (str(value.dtype), str(value.device), tuple(value.shape), plain.reshape(-1).view(torch.uint8).numpy())
+        if isinstance(value, torch.Generator):
+            return _was, (value.get_state(),)
+        if type(value) in (RandomSampler, SequentialSampler):  # of their data they use its length only
+            return _was, (type(value), len(value.data_source), {name: one for name, one in vars(value).items() if name != "data_source"})
+        if isinstance(value, ModuleType):
+            return _was, (id(value),)
+        if isinstance(value, FunctionType | type) and value is not _was:
+            return _was, (id(value), *self._reached(value))
+        return NotImplemented
+
+    def _reached(self, value: FunctionType | type) -> Iterator[Any]:
+        """What the user's function or class reaches; nothing if it was met before, as by a function that calls itself."""
+        if id(value) in self._met:
+            return
+        self._met.add(id(value))
+        if isinstance(value, FunctionType):
+            yield from (vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__)
+        if is_users(value):
+            yield globals_of(value) if isinstance(value, FunctionType) else members_of(value)
+
+
+def _was(*parts: Any) -> None:
+    """Stands for an object in the pickle."""

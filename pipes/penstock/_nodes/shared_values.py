@@ -1,0 +1,93 @@
+"""SharedValues: small values in memory that the loop shares with the workers, such as a ``multiprocessing.Value`` with the epoch.
+
+A dataset that reads one may be asked for samples of an epoch before the loop has set the value for it. So the mapper reads these values when it begins an
+epoch ahead of the loop, and again when the loop asks for that epoch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from penstock._fetch.fetch import Fetch
+from penstock._fetch.held import held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_BYTES = 1024
+"""Size of the largest value that is read. A larger one is data."""
+
+
+@final
+class SharedValues:
+    """The shared values that ``map_fn`` holds. Modules are looked up, not imported: an unimported one has made no value.
+
+    Args:
+        map_fn: A `Fetch`, whose dataset, transform and collate function are looked into, or any function.
+    """
+
+    def __init__(self, map_fn: Callable[[Any], Any]) -> None:
+        roots: dict[str, Any] = {"function": map_fn}
+        if isinstance(map_fn, Fetch):
+            roots = {"dataset": map_fn.dataset, "transform": map_fn.transform, "collate_fn": map_fn.collate_fn}
+        found, _ = held(roots)
+        self._readers = {one.path: reader for one in found if (reader := _reader(one.value)) is not None}
+
+    def read(self) -> dict[str, bytes]:
+        """The values now, by their paths. One that cannot be read, such as a proxy whose manager has ended, is left out from then on."""
+        values = {}
+        for path, reader in list(self._readers.items()):
+            try:
+                values[path] = reader()
+            except Exception:
+                del self._readers[path]
+        return {path: value for path, value in values.items() if len(value) <= MOST_BYTES}
+
+    def changed(self, before: dict[str, bytes]) -> str | None:
+        """The path of a value that is no longer what it was ``before``; None if all are."""
+        now = self.read()
+        return next((path for path, value in before.items() if path in now and now[path] != value), None)
+
+
+def _reader(value: Any) -> Callable[[], bytes] | None:
+    """A function that returns ``value`` as bytes, if it is small and in shared memory."""
+    if isinstance(value, torch.Tensor):
+        plain: Any = value  # torch has no types for what follows
+        small = plain.device.type == "cpu" and plain.layout == torch.strided and plain.nbytes <= MOST_BYTES and plain.is_shared()
+        return (lambda: value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()) if small else None
+    if isinstance(value, np.ndarray):
+        return value.tobytes if value.nbytes <= MOST_BYTES and not value.dtype.hasobject and _is_view(value) else None
+    if _is_a(value, "multiprocessing.sharedctypes", "SynchronizedBase"):
+        return _reader(value.get_obj())
+    if isinstance(value, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
+        return (lambda: bytes(value)) if ctypes.sizeof(value) <= MOST_BYTES and hasattr(value, "_wrapper") else None
+    if _is_a(value, "multiprocessing.synchronize", "Event") or _is_a(value, "multiprocessing.managers", "EventProxy"):
+        return lambda: bytes([value.is_set()])
+    if _is_a(value, "multiprocessing.managers", "BaseProxy"):
+        return lambda: pickle.dumps(value._getvalue())
+    if _is_a(value, "multiprocessing.shared_memory", "ShareableList"):
+        return lambda: pickle.dumps(list(value))
+    if _is_a(value, "multiprocessing.shared_memory", "SharedMemory"):
+        return (lambda: bytes(value.buf)) if value.size <= MOST_BYTES else None
+    return None
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_view(array: np.ndarray) -> bool:
+    """Whether ``array`` lies in memory that NumPy has not allocated: of a file, of ctypes, of a tensor, of shared memory."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.base is None:
+            return False
+        base = base.base
+    return not isinstance(base, bytes)
