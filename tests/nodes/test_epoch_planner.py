@@ -34,7 +34,10 @@ def test_a_memory_that_cannot_be_led_is_named(caplog: pytest.LogCaptureFixture, 
     assert not caplog.records
     node.reset(node.start(5))
     next(node)
-    assert "Grows can be neither pickled nor copied, so epoch 5 is what it yields next." in caplog.text
+    assert (
+        "Grows cannot be moved to another epoch, because it can be neither copied nor compared, so epoch 5 is what it yields next."
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("position", [1, 2 * BLOCK])

@@ -212,7 +212,7 @@ class GraphReader(Generic[T]):
         place = place_of(state)
         if place is None or place[1] is None:  # only the marker is left
             return True
-        self._told.tell(place[0])
+        self._told.begin(place[0])
         holds = [node.begin(place[1]) for node in reversed(self._nodes)]
         return all(holds)
 

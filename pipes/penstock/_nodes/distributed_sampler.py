@@ -107,7 +107,7 @@ def refuse_sharded(sampler: Any) -> None:
             else:
                 whole = f" (with {ranks}=1, if it takes that)" * (ranks is not None)
                 remedy = (
-                    f"Build it so that it yields the indices of all ranks{whole}, or {own}. If it does not shuffle (evaluation), leave the sampler out and pass "
+                    f"Build it so that it yields the indices of all ranks{whole}, or {own}. Or pass the same order as order=, which is read by position. If it does not shuffle (evaluation), leave the sampler out and pass "
                     f"tail='exact', which delivers every sample once"
                 )
             raise GraphError(

@@ -139,9 +139,9 @@ class EpochPlanner:
 
     def _is_unchanged(self, trial: Any, epoch: int) -> bool:
         """Whether ``trial``, a copy that was read, still holds what the sampler does."""
-        tell(self._sampler, epoch)
+        tell(self._sampler, epoch, seeded=True)
         with suppress(CannotCompare):
-            return content(trial).equals(content(self._sampler))
+            return content(trial).own.equals(content(self._sampler).own)
         return False
 
     def _tried(self, sampler: Any, request: PlanRequest) -> tuple[bool, int]:

@@ -166,7 +166,7 @@ class IterableSource(FirstNode[Indices]):
         super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
 
     @property
-    def told(self) -> Sequence[Any]:
+    def watched(self) -> Sequence[Any]:
         return [self.iterable] if self._keeps_epoch else ()
 
     @property

@@ -175,12 +175,12 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
     @property
     def told(self) -> Sequence[Any]:
-        """The user's own objects that are told which epoch the loop begins: they have a ``set_epoch``."""
+        """The user's own samplers that are told which epoch the loop begins."""
         return ()
 
     @property
     def watched(self) -> Sequence[Any]:
-        """Those that are not told, because workers tell their copies of them. If the user sets their epoch, that is a request all the same."""
+        """Data with a ``set_epoch``, which is told where it is read. If the user sets its epoch, that is a request."""
         return ()
 
     @property

@@ -252,12 +252,8 @@ class ParallelMapper(Node[T]):
         return self.executor.in_step
 
     @property
-    def told(self) -> Sequence[Any]:
-        return () if self.num_workers else self.executor.epoch_aware
-
-    @property
     def watched(self) -> Sequence[Any]:
-        return self.executor.epoch_aware if self.num_workers else ()
+        return self.executor.epoch_aware
 
     @property
     def runs_ahead(self) -> bool:

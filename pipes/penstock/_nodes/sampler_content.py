@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,23 +17,36 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from penstock._fetch.held import closure_of, globals_of, is_users, members_of
 from penstock._nodes.sampler_traits import wrapped
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _OBJECTS: Final = 5_000
 _TEXT: Final = 2**24
 _ARRAYS: Final = 2**28
 """Bounds on what is compared: objects that are not plain, bytes of their pickle, bytes of arrays. The first two take at most 50 ms."""
 
 
-class Content(NamedTuple):
-    """What a sampler holds: ``text``, and the memory of its ``arrays``, which is not copied."""
+class Memory(NamedTuple):
+    """A pickle, and the memory of its ``arrays``, which is not copied."""
 
     text: bytes
     arrays: list[np.ndarray]
 
-    def equals(self, other: Content) -> bool:
+    def equals(self, other: Memory) -> bool:
         return self.text == other.text and all(map(_equal, self.arrays, other.arrays))
+
+    def kept(self) -> Memory:
+        """The same with copies of the arrays."""
+        return Memory(self.text, [array.copy() for array in self.arrays])
+
+
+class Content(NamedTuple):
+    """What a sampler holds.
+
+    Attributes:
+        own: Its attributes, and what they hold. A copy has others.
+        reached: What its functions and classes reach by name: globals, closures, class attributes. A copy shares them.
+    """
+
+    own: Memory
+    reached: Memory
 
 
 class CannotCompare(Exception):
@@ -48,12 +61,15 @@ def content(sampler: Any) -> Content:
     """
     reader = _Reader(sampler)
     try:
-        reader.dump(sampler)
+        own = reader.dumped(sampler)
+        while reader.reached:  # which may name other functions
+            reached, reader.reached = reader.reached, []
+            reader.dump(reached)
+        return Content(own, reader.dumped(None))
     except CannotCompare:
         raise
     except Exception as exc:
         raise CannotCompare(f"{type(exc).__name__}: {exc}") from exc
-    return Content(bytes(reader.text.data), reader.arrays)
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -81,10 +97,18 @@ class _Reader(pickle.Pickler):
         self.text = _Text()
         self.arrays: list[np.ndarray] = []
         super().__init__(self.text, 5, buffer_callback=self._kept)
+        self.reached: list[Any] = []
         self._left, self._bytes = _OBJECTS, 0
         self._met: set[int] = set()
         # Every reading seeds these anew, so their states do not matter.
         self._seeded = {id(generator) for one in wrapped(sampler) if (generator := getattr(one, "generator", None)) is not None}
+
+    def dumped(self, value: Any) -> Memory:
+        """The pickle of all values since the last call, ``value`` among them."""
+        self.dump(value)
+        memory = Memory(bytes(self.text.data), self.arrays)
+        self.text.data, self.arrays = bytearray(), []
+        return memory
 
     def _kept(self, buffer: Any) -> None:
         memory = np.frombuffer(buffer.raw(), np.uint8)
@@ -109,18 +133,19 @@ class _Reader(pickle.Pickler):
         if isinstance(value, ModuleType):
             return _was, (id(value),)
         if isinstance(value, FunctionType | type) and value is not _was:
-            return _was, (id(value), *self._reached(value))
+            self._reach(value)
+            return _was, (id(value),)
         return NotImplemented
 
-    def _reached(self, value: FunctionType | type) -> Iterator[Any]:
-        """What the user's function or class reaches; nothing if it was met before, as by a function that calls itself."""
+    def _reach(self, value: FunctionType | type) -> None:
+        """Note what the user's function or class reaches, once."""
         if id(value) in self._met:
             return
         self._met.add(id(value))
         if isinstance(value, FunctionType):
-            yield from (vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__)
+            self.reached.append([vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__])
         if is_users(value):
-            yield globals_of(value) if isinstance(value, FunctionType) else members_of(value)
+            self.reached.append(globals_of(value) if isinstance(value, FunctionType) else members_of(value))
 
 
 def _was(*parts: Any) -> None:

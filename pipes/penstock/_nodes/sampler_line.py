@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.plan_source import PlanRequest
-from penstock._nodes.sampler_content import CannotCompare, content
+from penstock._nodes.sampler_content import CannotCompare, Memory, content
 from penstock._nodes.sampler_traits import copied, tell
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ class SamplerLine:
 
     def __init__(self, sampler: Any, seed: int, *, batches: bool | None, infinite: bool, plan_ahead: bool) -> None:
         self.pristine: Any = None
+        self._reached = Memory(b"", [])
         self._name = type(sampler).__name__
         if plan_ahead:
             with neutral_modes():
                 try:
-                    self.pristine = _whole_copy(sampler)
+                    self.pristine, self._reached = _whole_copy(sampler)
                 except CannotCompare as exc:
                     log.info(
                         f"{self._name} is read when an epoch begins, and nothing is loaded of the epoch before that, because it cannot be compared with a copy, "
@@ -51,9 +52,10 @@ class SamplerLine:
     def holds(self, sampler: Any, epoch: int) -> bool:
         """Whether ``sampler``, which was told ``epoch``, is still what was copied."""
         with neutral_modes():
-            tell(self.pristine, epoch)
+            tell(self.pristine, epoch, seeded=True)
             try:
-                return content(sampler).equals(content(self.pristine))
+                now = content(sampler)
+                return now.own.equals(content(self.pristine).own) and now.reached.equals(self._reached)
             except CannotCompare:
                 return False
 
@@ -69,14 +71,14 @@ class SamplerLine:
         return again.said == plan.said and not again.drew
 
 
-def _whole_copy(sampler: Any) -> Any:
-    """A copy of ``sampler`` that shares nothing which the loop may change.
+def _whole_copy(sampler: Any) -> tuple[Any, Memory]:
+    """A copy of ``sampler``, and what the two share, because their code reaches it by name.
 
     Raises:
         CannotCompare: It cannot be copied whole, or the copy cannot be compared.
     """
     now = content(sampler)
     copy = copied(sampler, whole=True)
-    if copy is None or not content(copy).equals(now):
-        raise CannotCompare("a copy of it differs")
-    return copy
+    if copy is None or copy is sampler or not content(copy).own.equals(now.own):
+        raise CannotCompare("it cannot be copied")
+    return copy, now.reached.kept()

@@ -56,7 +56,7 @@ class Reading:
         self._items: Iterator[Any] | None = None
         self._length: int | None = None
         self._samples = self._checksum = 0
-        tell(sampler, epoch)
+        tell(sampler, epoch, seeded=draws)
         self._lent = ExitStack()
         for depth, one in enumerate(wrapped(sampler)):
             self._lent.enter_context(_seeded(one, seed, epoch, PLANNING - depth))

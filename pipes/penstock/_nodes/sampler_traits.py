@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock._fetch.fetch import Told
+from penstock._random.global_rng import global_rngs_kept, seed_globals
 
+_GLOBAL = torch.default_generator, np.random.mtrand._rand
 _DEEPEST = 16
 """Bound on nested samplers: without it, a proxy that has every attribute would be followed forever."""
 
@@ -41,14 +43,14 @@ def owns_its_randomness(sampler: Any) -> bool:
 def copied(sampler: Any, *, whole: bool = False) -> Any:
     """A copy of ``sampler``; None if it cannot be copied.
 
-    It shares its dataset, unless it is ``whole``; then it shares only the data of which torch's own samplers use nothing but the length.
+    It shares the global generators, and its dataset, unless it is ``whole``; then it shares only the data of which torch's own samplers use nothing but the length.
     """
     wraps = wrapped(sampler)
     shared = [getattr(one, name, None) for one in wraps for name in ("data_source", "dataset")]
     if whole:
         shared = [one.data_source for one in wraps if type(one) in (RandomSampler, SequentialSampler)]
     try:
-        return copy.deepcopy(sampler, {id(one): one for one in shared})
+        return copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
     except Exception:
         return None
 
@@ -66,17 +68,28 @@ def twin(sampler: Any) -> Any:
     return other
 
 
-def tell(sampler: Any, epoch: int) -> None:
-    """Call ``set_epoch(epoch)`` on ``sampler`` and on everything it wraps."""
-    told = Told(epoch)
-    for one in wrapped(sampler):
-        if callable(set_epoch := getattr(one, "set_epoch", None)):
-            set_epoch(told)
+def told_by(sampler: Any) -> list[Any]:
+    """What `tell` reaches: ``sampler`` and everything it wraps, as far as they have a ``set_epoch``."""
+    return [one for one in wrapped(sampler) if callable(getattr(one, "set_epoch", None))]
+
+
+def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> None:
+    """Call ``set_epoch(epoch)`` on ``sampler`` and on everything it wraps.
+
+    With ``seeded``, the global generators are seeded by the epoch meanwhile, for a ``set_epoch`` that draws; not while other code may draw from them.
+    """
+    if told := told_by(sampler):
+        number = Told(epoch)
+        with global_rngs_kept() if seeded else nullcontext():
+            if seeded:
+                seed_globals(0, epoch, 0)
+            for one in told:
+                one.set_epoch(number)
 
 
 def is_told(sampler: Any) -> bool:
     """Whether `tell` reaches a ``set_epoch``, so that an epoch depends on its number and not on earlier epochs."""
-    return any(callable(getattr(one, "set_epoch", None)) for one in wrapped(sampler))
+    return bool(told_by(sampler))
 
 
 def length(sampler: Any) -> int | None:

@@ -18,7 +18,7 @@ from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._nodes.sampler_line import SamplerLine
-from penstock._nodes.sampler_traits import length, wrapped
+from penstock._nodes.sampler_traits import length
 from penstock._random.orders import checked_seed
 from penstock._workers.reader_thread import reads_ahead
 
@@ -104,6 +104,7 @@ class SamplerWrapper(FirstNode[Any]):
         self._logged = self._warned = False
         self._begun = -1  # the epoch that the loop has asked for
         self._changed = False  # the sampler was changed for that epoch
+        self._unsure: list[tuple[int, Plan]] = []  # plans that are to be checked when the loop waits; see `SamplerLine.is_certain`
         self._ready: tuple[PlanRequest, Plan] | None = None  # made for `upcoming`, and not used yet
         self._made: tuple[
             tuple[int, int, int, int], ...
@@ -118,7 +119,7 @@ class SamplerWrapper(FirstNode[Any]):
 
     @property
     def told(self) -> Sequence[Any]:
-        return [one for one in wrapped(self.sampler) if callable(getattr(one, "set_epoch", None))]
+        return [self.sampler]
 
     @property
     def runs_ahead(self) -> bool:
@@ -126,28 +127,26 @@ class SamplerWrapper(FirstNode[Any]):
         return line.pristine is not None and not self._changed and not (line.planner.place == "here" and reads_ahead())
 
     def begin(self, place: State) -> bool:
-        line, epoch = self._line, place["epoch"]
-        plan, self._begun, self._changed = self._plan_of(epoch), epoch, False
+        line, epoch, held = self._line, place["epoch"], self._held
+        self._begun, self._changed = epoch, False
         if line is None:
             return True
         if line.pristine is None:  # the sampler itself is read, and was not read ahead
             if not place["position"]:
                 self._held = None
             return True
+        unsure, self._unsure = self._unsure, []
         self._changed = not line.holds(self.sampler, epoch)
-        if not self._changed and (plan is None or line.is_certain(epoch, plan)):
+        if not self._changed and all(line.is_certain(at, plan) for at, plan in unsure):
             return True
         self._line, self._ready, self._made = None, None, ()
-        if plan is not None and not self._warned:
+        if held is not None and held[2] is line and held[0] >= epoch and not self._warned:
             self._warned = True
-            why = (
-                "was changed after batches of epoch %d had been loaded from what it held before"
-                if self._changed
-                else "drew from the global random numbers for the first time in epoch %d, in a thread that read it ahead"
-            )
+            why = "was changed" if self._changed else "drew from the global random numbers for the first time, in a thread,"
             log.warning(
-                f"{type(self.sampler).__name__} {why}. These batches were dropped and are loaded again. To load nothing ahead of such an epoch, pass plan_ahead=False.",
-                epoch,
+                "%s %s after batches of epoch %d had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an epoch, pass "
+                "plan_ahead=False.",
+                *(type(self.sampler).__name__, why, epoch),
             )
         return False
 
@@ -266,7 +265,9 @@ class SamplerWrapper(FirstNode[Any]):
         plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(line.planner, request)
         if not plan.fits(position, request.checksum):
             raise StateMismatch(self._misfit(epoch, position, checksum, plan))
-        if epoch <= self._begun and not line.is_certain(epoch, plan):  # the loop waits, so that it draws nothing meanwhile
+        if plan.drew and reads_ahead() and epoch > self._begun:
+            self._unsure.append((epoch, plan))  # until the loop waits: it may draw now
+        elif not line.is_certain(epoch, plan):
             self._line = None
             return self._plan_at(epoch, position, checksum, fits=fits)
         self._held = epoch, plan, line
