@@ -62,7 +62,8 @@ class ToldEpochs:
     def seen(self) -> None:
         """Regard what the objects hold now as known."""
         for place, (one, name, keeps) in enumerate(self._cells):
-            self._known[place] = now = getattr(one, name, None)
+            now: Any = getattr(one, name, None)
+            self._known[place] = now
             if keeps and _is_epoch(now) and not isinstance(now, Told):
                 setattr(one, name, Told(now))
 

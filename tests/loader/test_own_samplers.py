@@ -1,0 +1,244 @@
+"""Samplers that shard by themselves: refused with both ways out, or taken as they are with ``split="own"``. And samplers with a length and no end."""
+
+from __future__ import annotations
+
+import json
+from itertools import count, islice
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
+
+import penstock
+from penstock import GraphError, Loader, StateMismatch
+from penstock.testing import Tagged
+
+N = 14
+METHODS = {"inline": {}, "threads": {"num_workers": 2, "method": "thread"}, "processes": {"num_workers": 2}}
+by_every_method = pytest.mark.parametrize("how", METHODS)
+
+
+class Private(Sampler):
+    """Its rank is where nobody looks for it, as in detectron2. Its own generator decides the order of each pass."""
+
+    def __init__(self, rank, world_size):
+        self._rank, self._world_size = rank, world_size
+
+    def __iter__(self):
+        return iter(torch.randperm(N, generator=torch.Generator().manual_seed(5)).tolist()[self._rank :: self._world_size])
+
+    def __len__(self):
+        return len(range(self._rank, N, self._world_size))
+
+
+class Endless(Private):
+    """mmengine's ``InfiniteSampler``: it has a length and no end."""
+
+    def __iter__(self):
+        return (k % N for k in count(self._rank, self._world_size))
+
+    def __len__(self):
+        return N
+
+
+def distributed(rank, world_size):
+    return DistributedSampler(range(N), world_size, rank, seed=2)
+
+
+SHARES = {
+    "a private rank": lambda rank, size: {"batch_size": 3, "sampler": Private(rank, size)},
+    "a DistributedSampler": lambda rank, size: {"batch_size": 3, "sampler": distributed(rank, size)},
+    "batches": lambda rank, size: {"batch_sampler": BatchSampler(distributed(rank, size), 3, False)},
+    "an infinite one": lambda rank, size: {"batch_size": 3, "sampler": Endless(rank, size), "infinite": True},
+}
+
+
+def build(what, how, rank, size=2):
+    return Loader.from_dataset(Tagged(N), **SHARES[what](rank, size), rank=rank, world_size=size, split="own", **METHODS[how])
+
+
+def batches(loader, n):
+    """The next ``n`` batches, over the ends of epochs."""
+    read = []
+    while len(read) < n:
+        read += [batch.tolist() for batch in islice(loader, n - len(read))]
+    return read
+
+
+def expected(what, rank, size, n):
+    words = SHARES[what](rank, size)
+    sampler, read = words.get("sampler") or words["batch_sampler"], []
+    told = getattr(sampler, "sampler", sampler)
+    for epoch in range(3):
+        if hasattr(told, "set_epoch"):
+            told.set_epoch(epoch)
+        items = iter(sampler)
+        pieces = items if isinstance(sampler, BatchSampler) else iter(lambda items=items: [*islice(items, 3)], [])
+        read += [[1000 * epoch + k for k in piece] for piece in islice(pieces, n - len(read))]
+    return read[:n]
+
+
+@by_every_method
+@pytest.mark.parametrize("what", SHARES)
+class TestOwn:
+    def test_the_share_is_taken_as_it_is(self, what, how):
+        """Seen to fail: refused, for data that is read by index."""
+        for rank in range(2):
+            with build(what, how, rank) as loader:
+                assert batches(loader, 8) == expected(what, rank, 2, 8)
+
+    def test_it_resumes_on_any_rank_of_as_many(self, what, how):
+        """Rank 0's state on each rank. Seen to fail: with a checksum of the share in the state."""
+        with build(what, "inline", 0) as first, build(what, "inline", 1) as second:
+            for step in range(8):
+                states = [json.loads(json.dumps(one.state_dict())) for one in (first, second)]
+                assert states[0] == states[1]
+                if step in (0, 1, 4, 5, 7):
+                    for rank in range(2):
+                        with build(what, how, rank) as resumed:
+                            resumed.load_state_dict(states[0])
+                            assert batches(resumed, 3) == expected(what, rank, 2, step + 3)[step:]
+                next(iter(first)), next(iter(second))
+                if what != "an infinite one":
+                    break  # a new loop over a finite loader is a new epoch
+
+    def test_not_at_another_world_size(self, what, how):
+        with build(what, how, 0) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        with build(what, how, 0, 1) as other:
+            other.load_state_dict(state)
+            with pytest.raises(StateMismatch, match=r"saved at a world size of 2 and counts the items of a share"):
+                next(iter(other))
+
+
+@pytest.mark.parametrize("what", ["a private rank", "batches"])
+def test_it_resumes_at_every_step(what):
+    with build(what, "inline", 1) as loader:
+        read, states = [], []
+        for _ in range(2):
+            for batch in loader:
+                read.append(batch.tolist())
+                states.append(json.loads(json.dumps(loader.state_dict())))
+    assert read == expected(what, 1, 2, len(read))
+    for step, state in enumerate(states[:-1]):
+        with build(what, "processes" if step == 2 else "inline", 1) as resumed:
+            resumed.load_state_dict(state)
+            rest = []
+            for _ in range(resumed.epoch, 2):
+                rest += [batch.tolist() for batch in resumed]
+            assert rest == read[step + 1 :], f"after {step=}"
+
+
+def test_a_state_that_counts_more_than_this_share_has_is_refused():
+    class Uneven(Private):
+        def __iter__(self):
+            return iter(range(8 if self._rank == 0 else 2))
+
+        def __len__(self):
+            return 8 if self._rank == 0 else 2
+
+    def uneven(rank):
+        return Loader.from_dataset(Tagged(N), 2, sampler=Uneven(rank, 2), rank=rank, world_size=2, split="own")
+
+    with uneven(0) as loader:
+        next(batches := iter(loader)), next(batches)
+        state = loader.state_dict()
+    with uneven(1) as other:
+        other.load_state_dict(state)
+        with pytest.raises(
+            StateMismatch,
+            match=r"counts 4 items of epoch 0, but the share that Uneven yields on this rank has 2.* save the states of all ranks",
+        ):
+            next(iter(other))
+
+
+def test_split_own_is_for_a_sampler_that_shards():
+    with pytest.raises(ValueError, match="or pass a sampler or a batch sampler that yields the indices of this rank"):
+        Loader.from_dataset(range(N), split="own")
+    with pytest.raises(ValueError, match="split='own' is for|splits each batch"):
+        Loader.from_dataset(range(N), sampler=RandomSampler(range(N)), split="within")
+
+
+class Grouped(BatchSampler):
+    """Batches of one parity, as torchvision's ``GroupedBatchSampler``."""
+
+    def __init__(self, sampler, name="sampler"):
+        setattr(self, name, sampler)
+        self.name, self.batch_size, self.drop_last = name, 2, True
+
+    def __iter__(self):
+        waiting = {0: [], 1: []}
+        for index in getattr(self, self.name):
+            waiting[index % 2].append(index)
+            if len(waiting[index % 2]) == 2:
+                yield waiting[index % 2]
+                waiting[index % 2] = []
+
+    def __len__(self):
+        parities = [index % 2 for index in getattr(self, self.name)]
+        return parities.count(0) // 2 + parities.count(1) // 2
+
+
+@pytest.mark.parametrize("name", ["sampler", "base"])
+def test_a_batch_sampler_over_a_distributed_sampler_is_told_how_to_keep_its_groups(name):
+    """Whatever it calls it. Seen to fail: the advice was to pass the DistributedSampler itself, which loses the groups; under another name, half of the data."""
+    said = "DistributedSampler shards .* Build it with num_replicas=1, rank=0, so that Grouped yields what all ranks get, and pass Grouped as before. Or pass split='own'"
+    words = {"dataset": Tagged(N), "world_size": 2}
+    with pytest.raises(GraphError, match=said):
+        Loader.from_dataset(**words, rank=0, batch_sampler=Grouped(distributed(0, 2), name))
+    hands = []
+    for rank in range(2):
+        with Loader.from_dataset(**words, rank=rank, batch_sampler=Grouped(distributed(0, 1), name)) as loader:
+            hands += [batch.tolist() for batch in loader]
+    assert all(len({value % 2 for value in batch}) == 1 for batch in hands)
+    assert sorted(hands) == sorted(Grouped(distributed(0, 1)))
+    own = []
+    for rank in range(2):
+        with Loader.from_dataset(**words, rank=rank, batch_sampler=Grouped(distributed(rank, 2), name), split="own") as loader:
+            own += [batch.tolist() for batch in loader]
+    assert own == [batch for rank in range(2) for batch in Grouped(distributed(rank, 2), name)]
+
+
+def test_the_advice_to_a_sampler_without_an_end_names_its_share():
+    """Seen to fail: it named only tail='drop', with which a sampler that shards loses a quarter."""
+
+    class Unsized(Endless):
+        __len__ = None
+
+    with (
+        Loader.from_dataset(range(N), sampler=Unsized(0, 2), rank=0, world_size=2) as loader,
+        pytest.raises(
+            GraphError,
+            match=r"which has no __len__, cannot be read .*If it already yields the share of this rank only, pass split='own' instead",
+        ),
+    ):
+        next(iter(loader))
+
+
+@by_every_method
+def test_a_sampler_with_a_length_and_no_end(how):
+    """Seen to fail: refused with infinite=True, too."""
+    words = {"dataset": Tagged(N), "batch_size": 4, "sampler": Endless(0, 1), **METHODS[how]}
+    with Loader.from_dataset(**words) as loader, pytest.raises(ValueError, match="An epoch must end.*pass infinite=True"):
+        next(iter(loader))
+    with Loader.from_dataset(**words, infinite=True) as loader:
+        read = [value for batch in islice(loader, 5) for value in batch.tolist()]
+        state = loader.state_dict()
+    assert read == [k % N for k in range(20)]
+    with Loader.from_dataset(**words, infinite=True) as resumed:
+        resumed.load_state_dict(state)
+        assert next(iter(resumed)).tolist() == [k % N for k in range(20, 24)]
+
+
+def test_a_finite_sampler_may_be_read_forever():
+    """Its length counts: a short last round is filled up."""
+    with Loader.from_dataset(Tagged(5), sampler=[0, 1, 2, 3, 4], infinite=True, rank=1, world_size=2) as loader:
+        assert [batch.item() for batch in islice(loader, 7)] == [1, 3, 0, 1001, 1003, 1000, 2001]
+
+
+def test_the_names_are_public():
+    node = penstock.nodes.SamplerWrapper([0, 1], split="own", infinite=True)
+    assert node.facts.sharded_by == "own"
+    with pytest.raises(ValueError, match="split='mine' must be 'items' or 'own'"):
+        penstock.nodes.SamplerWrapper([0, 1], split="mine")
