@@ -198,19 +198,6 @@ class ListBatch:
         return self._collate_fn(self._samples)
 
 
-class Told(int):
-    """The number of an epoch that we have told. Any other number that the object holds is its owner's."""
-
-    def __copy__(self) -> Told:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Told:
-        return self
-
-    def __reduce__(self) -> Any:
-        return int, (int(self),)
-
-
 def epoch_aware(dataset: Any) -> list[Any]:
     """The datasets with a ``set_epoch``: ``dataset`` itself, or those inside torch's own wrappers."""
     if callable(getattr(dataset, "set_epoch", None)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import GraphError
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
-from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, Told, epoch_aware, samples_in
+from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import RowIn, SampleCursor, current
@@ -279,7 +279,7 @@ class FetchTask(Task):
     def _set_epoch(self, epoch: int) -> None:
         self._epoch = None
         for dataset in self.epoch_aware:
-            dataset.set_epoch(Told(epoch))
+            dataset.set_epoch(epoch)
         self._epoch = epoch
 
 

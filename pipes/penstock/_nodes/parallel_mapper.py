@@ -256,6 +256,10 @@ class ParallelMapper(Node[T]):
         return self.executor.epoch_aware
 
     @property
+    def tells_here(self) -> bool:
+        return not self.num_workers
+
+    @property
     def runs_ahead(self) -> bool:
         return not self._shared_changed and self.source.runs_ahead
 
@@ -343,7 +347,7 @@ class ParallelMapper(Node[T]):
         """The first item of an epoch is about to be pulled, perhaps before the loop asks for it."""
         if self.num_workers or reads_ahead():
             if self._shared is None:
-                self._shared = SharedValues(self.map_fn)
+                self._shared = SharedValues(self.map_fn, getattr([*self.chain()][-1], "iterable", None))
             self._shared_before = self._shared.read()
         self._at_marker = False
 

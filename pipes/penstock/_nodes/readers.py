@@ -18,7 +18,6 @@ from torch.utils.data import IterableDataset, Sampler
 
 from penstock._arguments import checksum
 from penstock._errors import GraphError
-from penstock._fetch.fetch import Told
 from penstock._nodes.encoding import TAG, decoded, encoded
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
@@ -160,7 +159,7 @@ class IterableReader:
 
     def _tell(self, epoch: int) -> None:
         if self.told:
-            self._iterable.set_epoch(Told(epoch))
+            self._iterable.set_epoch(epoch)
 
 
 @final

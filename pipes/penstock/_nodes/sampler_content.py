@@ -14,13 +14,59 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from penstock._fetch.held import closure_of, globals_of, is_users, members_of
+from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of
 from penstock._nodes.sampler_traits import wrapped
 
 _OBJECTS: Final = 5_000
 _TEXT: Final = 2**24
 _ARRAYS: Final = 2**28
 """Bounds on what is compared: objects that are not plain, bytes of their pickle, bytes of arrays. The first two take at most 50 ms."""
+
+
+_OUTSIDE: Final = frozenset(
+    [
+        "open",
+        "input",
+        "exec",
+        "eval",
+        "__import__",
+        "load",
+        "loads",
+        "loadtxt",
+        "fromfile",
+        "memmap",
+        "read_text",
+        "read_bytes",
+        "read_csv",
+        "read_json",
+        "read_parquet",
+        "environ",
+        "getenv",
+        "os",
+        "io",
+        "time",
+        "datetime",
+        "pathlib",
+        "Path",
+        "json",
+        "csv",
+        "pickle",
+        "shelve",
+        "sqlite3",
+        "subprocess",
+        "socket",
+        "urllib",
+        "requests",
+        "glob",
+        "h5py",
+        "lmdb",
+        "pandas",
+        "yaml",
+        "monotonic",
+        "perf_counter",
+    ]
+)
+"""Names in the user's code through which a sampler may depend on what is in no object."""
 
 
 class Memory(NamedTuple):
@@ -143,6 +189,10 @@ class _Reader(pickle.Pickler):
             return
         self._met.add(id(value))
         if isinstance(value, FunctionType):
+            if is_users(value) and (outside := sorted(code_names(value.__code__) & _OUTSIDE)):
+                raise CannotCompare(
+                    f"{value.__qualname__} names {outside[0]}, and so may depend on a file, on the time, or on the environment"
+                )
             self.reached.append([vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__])
         if is_users(value):
             self.reached.append(globals_of(value) if isinstance(value, FunctionType) else members_of(value))

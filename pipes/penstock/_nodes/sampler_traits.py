@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock._fetch.fetch import Told
 from penstock._random.global_rng import global_rngs_kept, seed_globals
 
 _GLOBAL = torch.default_generator, np.random.mtrand._rand
@@ -79,12 +78,11 @@ def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> None:
     With ``seeded``, the global generators are seeded by the epoch meanwhile, for a ``set_epoch`` that draws; not while other code may draw from them.
     """
     if told := told_by(sampler):
-        number = Told(epoch)
         with global_rngs_kept() if seeded else nullcontext():
             if seeded:
                 seed_globals(0, epoch, 0)
             for one in told:
-                one.set_epoch(number)
+                one.set_epoch(epoch)
 
 
 def is_told(sampler: Any) -> bool:

@@ -26,16 +26,17 @@ MOST_BYTES = 1024
 
 @final
 class SharedValues:
-    """The shared values that ``map_fn`` holds. Modules are looked up, not imported: an unimported one has made no value.
+    """The shared values that ``map_fn`` or ``iterable`` holds. Modules are looked up, not imported: an unimported one has made no value.
 
     Args:
         map_fn: A `Fetch`, whose dataset, transform and collate function are looked into, or any function.
+        iterable: What the items are read from; None if it is no iterable.
     """
 
-    def __init__(self, map_fn: Callable[[Any], Any]) -> None:
-        roots: dict[str, Any] = {"function": map_fn}
+    def __init__(self, map_fn: Callable[[Any], Any], iterable: Any) -> None:
+        roots: dict[str, Any] = {"iterable": iterable, "function": map_fn}
         if isinstance(map_fn, Fetch):
-            roots = {"dataset": map_fn.dataset, "transform": map_fn.transform, "collate_fn": map_fn.collate_fn}
+            roots = {"iterable": iterable, "dataset": map_fn.dataset, "transform": map_fn.transform, "collate_fn": map_fn.collate_fn}
         found, _ = held(roots)
         self._readers = {one.path: reader for one in found if (reader := _reader(one.value)) is not None}
 
