@@ -8,8 +8,10 @@ import logging
 import multiprocessing
 import multiprocessing.managers
 import random
+import tempfile
 import threading
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -367,6 +369,16 @@ def an_object():
     return Of(holder), lambda which: setattr(holder, "order", half(which))
 
 
+def a_file():
+    path = Path(tempfile.mkdtemp()) / "order"
+
+    class Local(Of):
+        def __iter__(self):
+            return map(int, path.read_text().split())
+
+    return Local(None), lambda which: path.write_text(" ".join(map(str, half(which))))
+
+
 def a_class():
     class Local(Of):
         order = half("A")
@@ -391,6 +403,7 @@ CHANGED = {
     "a function": a_function,
     "an object": an_object,
     "a class": a_class,
+    "a file": a_file,
 }
 
 
@@ -441,10 +454,11 @@ def test_what_is_dropped_is_said_once(caplog):
     ]
 
 
-@pytest.mark.parametrize("what", sorted({*CHANGED} - {"that cannot be compared"}))
+@pytest.mark.parametrize("what", sorted({*CHANGED} - {"that cannot be compared", "a file"}))
 def test_nothing_is_dropped_of_a_sampler_that_is_not_changed(what, caplog):
     """And its next epoch is loaded before the loop asks for it. Seen to fail: with copies that are told another epoch than the sampler."""
-    sampler, _ = CHANGED[what]()
+    sampler, to = CHANGED[what]()
+    to("A")
     loaded, ahead = [], threading.Event()
 
     class Counted(Tagged):
@@ -604,6 +618,21 @@ def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
     said = [record.message for record in caplog.records if "is shared with the workers" in record.message]
     assert len(said) == (how != "inline")
     assert all(part in one for one in said for part in (where, "epoch 2", "set_epoch(epoch)", "penstock.sample().epoch"))
+
+
+@pytest.mark.parametrize("how", ["inline", "threads", "processes"])
+def test_so_is_one_that_an_iterable_reads(how):
+    """It is read in this process, ahead of the workers."""
+    cell = multiprocessing.Value("i", 0)
+
+    class Shared(IterableDataset):
+        def __iter__(self):
+            return (1000 * cell.value + k for k in range(N))
+
+    with Loader.from_dataset(Shared(), 4, **METHODS[how]) as loader:
+        for epoch in (0, 1, 2):
+            cell.value = epoch
+            assert values(loader) == [1000 * epoch + k for k in range(N)]
 
 
 def test_a_large_shared_tensor_is_data():

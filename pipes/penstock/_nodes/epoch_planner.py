@@ -111,8 +111,7 @@ class EpochPlanner:
     def _catch_up(self, request: PlanRequest) -> None:
         """If the sampler has a memory, read the earlier epochs. Only indices are read, and none are kept.
 
-        A copy is tested for a memory: a sampler with one does not reproduce the plan of the state, plans the same epoch differently twice, or holds
-        something else afterwards. `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run went.
+        `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run went.
         """
         if self._asked and self._pristine is None:
             # It cannot be moved back. The checksum will show whether its plan fits, except at the start of an epoch.
@@ -126,40 +125,24 @@ class EpochPlanner:
             return
         if self._asked:
             self._sampler = copied(self._pristine)
-        trial = copied(self._sampler)
-        if trial is not None:
-            fits, plan = self._tried(trial, request)
-            # Before the first sample any plan fits, and a memory may show only later.
-            shows = request.checksum or is_told(self._sampler) or self._is_unchanged(trial, request.epoch)
-            if fits and shows and self._tried(trial, request) == (True, plan):
-                return
-        for epoch in range(request.epoch):
-            with closing(self._open(self._sampler, epoch)) as reading:
-                any(not reading.block().more for _ in range(REPLAYED))
+        if self._keeps_memory(request.epoch):
+            for epoch in range(request.epoch):
+                self._read_past(self._sampler, epoch)
 
-    def _is_unchanged(self, trial: Any, epoch: int) -> bool:
-        """Whether ``trial``, a copy that was read, still holds what the sampler does."""
+    def _keeps_memory(self, epoch: int) -> bool:
+        """Whether the sampler holds something else once it has yielded ``epoch``, as a copy shows. True if nobody can tell."""
+        if (trial := copied(self._sampler)) is None:
+            return True
+        self._read_past(trial, epoch)
         tell(self._sampler, epoch, seeded=True)
-        with suppress(CannotCompare):
-            return content(trial).own.equals(content(self._sampler).own)
-        return False
+        try:
+            return not content(trial).own.equals(content(self._sampler).own)
+        except CannotCompare:
+            return True
 
-    def _tried(self, sampler: Any, request: PlanRequest) -> tuple[bool, int]:
-        """Whether the plan fits, and its checksum. Reads to the epoch's end, because a memory may change there."""
-        fits, checksum = False, 0
-        with closing(self._open(sampler, request.epoch)) as reading:
-            for _ in range(REPLAYED):
-                try:
-                    plan = reading.block()
-                except Exception:
-                    if fits:
-                        break  # the reader will get the same error there
-                    raise
-                fits = fits or plan.fits(request.position, request.checksum)
-                checksum = plan.signature(checksum)
-                if not plan.more:
-                    break
-        return fits, checksum
+    def _read_past(self, sampler: Any, epoch: int) -> None:
+        with closing(self._open(sampler, epoch)) as reading:
+            any(not reading.block().more for _ in range(REPLAYED))
 
     def _open(self, sampler: Any, epoch: int) -> Reading:
         one = sampler if self._remembers else twin(sampler)  # other code may read it at the same time, and draw from its generator
