@@ -298,6 +298,7 @@ class FromDataset(DataLoaderWords):
             max_errors=max_errors,
             ray_options=ray_options,
         )
+        node.executor.generators.leave(generator=generator)
         words["num_workers"] = partial(getattr, node, "num_workers")  # a function, because "auto" changes the number
         if device is not None:
             from penstock._nodes.to_device import ToDevice

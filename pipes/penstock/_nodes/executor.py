@@ -68,6 +68,7 @@ class Executor:
         depth: The most items in progress.
         tasks: Items made so far, failed ones included.
         samples: Samples in them.
+        generators: Those that the user's objects hold.
 
     Raises:
         ValueError: The dataset cannot be read by such workers.
@@ -94,6 +95,7 @@ class Executor:
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
+        self.generators = self._work.generators
         if self._work.epoch_aware and self._threaded:
             raise ValueError(
                 f"{type(self._work.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "

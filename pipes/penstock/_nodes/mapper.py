@@ -51,6 +51,7 @@ class Mapper(Node[T]):
         self.map_fn = map_fn
         self._seed = index_of(self.source).facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self._work = InlineWork(map_fn, self._seed, seed_global_rngs)
+        self._work.seeded.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
         self._memory: Recycler | None = None
 
     def _seeds(self) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class ParallelMapper(Node[T]):
         self.map_fn = map_fn
         self.in_order = in_order
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
+        self.executor.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and facts.may_run_ahead and self.num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = not self.num_workers and self._tolerance is None
