@@ -100,12 +100,13 @@ class PerProcess(Drawing):
 
 
 class PerEpoch(Drawing):
+    """Makes what holds a generator anew."""
+
     def set_epoch(self, epoch):
-        self.rng = np.random.default_rng(epoch)
-        self.scale = 1 + self.rng.random()
+        self.noise = Noise()
 
     def draw(self):
-        return self.scale * super().draw()
+        return self.noise(super().draw())
 
 
 class Mixture(Drawing):
@@ -185,7 +186,7 @@ def test_a_sample_draws_the_same_whoever_loads_it(kind, words):
 )
 @pytest.mark.slow
 def test_wherever_it_is_and_whenever_it_was_made(make, words):
-    """Seen to fail: `run` that loads no batch again; `_set_epoch` without `expire`; paths with the address of an object."""
+    """Seen to fail: `run` that loads no batch again."""
     assert read(make(), **words) == alone(make)
 
 
@@ -194,6 +195,13 @@ def test_wherever_it_is_and_whenever_it_was_made_quickly(make):
     """The same with one method. Seen to fail: as above."""
     expected = alone(make)
     assert read(make()) == read(make(), num_workers=2, multiprocessing_context="fork") == expected
+
+
+def test_in_every_epoch():
+    """Seen to fail: `_set_epoch` without `expire`."""
+    with Loader.from_dataset(PerEpoch(), BATCH, seed=3) as loader:
+        for epoch in range(3):
+            assert rows(loader) == alone(PerEpoch, epoch=epoch)
 
 
 def test_no_two_draw_alike():
@@ -263,10 +271,15 @@ def test_a_collate_fn_has_its_own_numbers():
         def __call__(self, samples):
             return torch.tensor([one[0] for one in samples]), torch.tensor([self.rng.random()] * len(samples), dtype=torch.float64)
 
+        def transform(self, sample):
+            self.rng.random()
+            return sample
+
     runs = [read(Drawing(), collate_fn=Collate(), **words) for words in WORKERS]
     assert runs[0] == runs[1] == runs[2]
     assert len({row[1] for row in runs[0]}) == N // BATCH
-    assert read(Drawing("random"), collate_fn=Collate()) == runs[0]  # whatever the samples draw
+    collate = Collate()
+    assert read(Drawing(), collate_fn=collate, transform=collate.transform) == read(Drawing(), collate_fn=collate, transform=list)
 
 
 def test_samples_loaded_together():
@@ -328,7 +341,7 @@ def test_it_resumes_everywhere(words):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_inline_the_states_stay_as_they_were(kind):
-    """To the bit, also after an exception. Seen to fail: `run` without ``kept``; `kept` without the ``finally``."""
+    """To the bit, also after an exception. Seen to fail: `run` without ``kept``."""
 
     class Failing(Drawing):
         def __getitem__(self, index):
@@ -370,8 +383,8 @@ def test_ctrl_c_at_any_line_leaves_the_states():
         def trace(frame, event, argument):
             nonlocal left, raised
             if frame.f_code.co_filename != held_generators.__file__:
-                return trace if frame.f_code.co_filename.startswith(os.path.dirname(held_generators.__file__)) else None
-            if event == "line":
+                return None
+            if event == "line" and frame.f_code.co_name in ("run", "seed", "kept", "_put_back"):
                 left -= 1
                 if left == -1:
                     raised = True
@@ -389,8 +402,8 @@ def test_ctrl_c_at_any_line_leaves_the_states():
             finally:
                 sys.settrace(outer)
             assert states(dataset) == before, place
-        place += 1 if place < 40 else 7
-    assert place > 40
+        place += 1
+    assert place > 20
 
 
 def test_what_a_sampler_holds_too_is_left_alone():
@@ -438,6 +451,9 @@ def test_off(caplog):
     """Seen to fail: ``on`` ignored."""
     dataset, other = Drawing(), Drawing()
     assert read(dataset, seed_global_rngs=False) == [[k, other.draw()] for k in range(N)]
+    dataset, other = PerEpoch(), PerEpoch()
+    other.set_epoch(0)
+    assert read(dataset, seed_global_rngs=False) == [[k, other.draw()] for k in range(N)]
 
 
 # Found late, or not at all.
@@ -473,7 +489,7 @@ def test_one_that_appears_late_is_named(caplog):
 
 
 def test_a_worker_init_fn_may_make_one():
-    """Seen to fail: what the parent found, used in the worker."""
+    """Seen to fail: looked for when the work is made, in the parent."""
 
     def init(worker):
         get_worker_info().dataset.rng = np.random.default_rng(worker)
@@ -513,7 +529,7 @@ def test_a_walk_that_was_cut_is_said_once(caplog):
             self.transforms = [[[[Noise()]]]]
 
     caplog.set_level(logging.INFO)
-    for record, said in ((lambda: ("path", 1), 0), (Anything, 1)):
+    for record, said in ((lambda: ("path", np.zeros(1)), 0), (Anything, 1)):
         task = FetchTask(Fetch(Large(record)), 3, True)
         for start in range(0, N, BATCH):
             task(indices(range(start, start + BATCH)), [IDLE])

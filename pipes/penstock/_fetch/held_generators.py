@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
@@ -75,13 +74,13 @@ class HeldGenerators:
         self._on = on
         self._alone: frozenset[str] = frozenset()
         self._said: set[str] = set()
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Begin anew, for new workers."""
         self.quiet = 0 if self._on else 2**62
         self.found: tuple[Found, ...] = ()
         self._watched: tuple[Found, ...] = ()  # the same for `states`
-        self.process = os.getpid()
         self._stale = self._on
         self._batches = self._looks = 0
         self._again: set[str] = set()  # paths for which a batch was loaded again
@@ -91,7 +90,7 @@ class HeldGenerators:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _said=set())
-        self._forget()
+        self.forget()
 
     def leave(self, **others: Any) -> None:
         """Never touch what ``others`` hold too. A sampler usually holds its dataset, which does not count."""
@@ -139,8 +138,6 @@ class HeldGenerators:
 
     def refresh(self) -> None:
         """Make sure that `found` is what there is in this process."""
-        if self.process != os.getpid():
-            self._forget()
         if self._stale:
             self._appeared()
         elif self.found:

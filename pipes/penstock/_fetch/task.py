@@ -7,7 +7,6 @@ random numbers are seeded by (seed, epoch, position), so a task can run anywhere
 from __future__ import annotations
 
 from functools import partial
-from os import getpid
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from penstock._fetch.error_policy import annotate
@@ -154,7 +153,7 @@ class Task:
     def _run(self, load: Callable[[], T], *, of_many: bool, kept: bool, again: bool = True) -> T:
         """Return ``load()``, seeded as it needs; see `GlobalSeeding.run` and `HeldGenerators.run`."""
         generators = self.generators
-        if generators.quiet and generators.process == getpid():
+        if generators.quiet:
             generators.quiet -= 1
             return self._seeding.run(load, of_many=of_many, kept=kept)
         return generators.run(partial(self._seeding.run, load, of_many=of_many, kept=kept), kept=kept, again=again)

@@ -166,6 +166,7 @@ class Executor:
 
     def _opened(self, world_size: int) -> Pool:
         options, workers = self._options, self.num_workers
+        self.generators.forget()
         self._allocate = pinned if options.pin_memory and can_pin() else Recycler(self._depth_of(self._most_workers)).allocate
         place = None if self.draws is None else self.draws.place
         pool = open_pool(options, self._inline, workers, self._most_workers, self._allocate, place)
