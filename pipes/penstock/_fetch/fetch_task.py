@@ -69,14 +69,15 @@ class FetchTask(Task):
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """Most batches are plain: nothing is measured, and no sample may be skipped. Those take the fast path, `_batch`."""
+        """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator. Those take the fast path, `_batch`."""
         meter = self.meter
-        plain = self._one_by_one and meter.plain and isinstance(task, Indices)
+        plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self._epoch):
             return super().inline(task, allocate)
         meter.plain -= 1
+        self.generators.quiet -= 1
         with neutral_modes():
-            return self._run(lambda: self._batch(task, allocate), of_many=True, kept=True, again=self._again)
+            return self._seeding.run(lambda: self._batch(task, allocate), of_many=True, kept=True)
 
     @property
     def parts_that_may_draw(self) -> str:
@@ -193,7 +194,7 @@ class FetchTask(Task):
         current_row: Any = RowIn(rows, len(indices))
         token = current.set(SampleCursor(self.seed, task.epoch, task.positions, indices, current_row))
         try:
-            if self._seeding.active or self.generators.found:
+            if self._seeding.active:
                 current_row = [IDLE]
                 return self._loaded(fetch, task, current_row, allocate)
             load = fetch.load
