@@ -73,7 +73,7 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
 
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
     same items and the same states, in the same order, as the graph that never stopped, although the global random numbers are seeded differently, as
-    in another process. If worker threads draw from those, no resume can be exact, and the error says so. One state is loaded on every rank, so if a
+    in another process. If worker threads draw from those, or from a generator that they share, no resume can be exact, and the error says so. One state is loaded on every rank, so if a
     node of yours has a state of its own, two ranks are also read, and their states compared; and the first epoch is left after one item, because the
     next one must not depend on that (but for an endless stream, whose next epoch begins there). If one overrides `next`, the length of the first
     epoch is compared with what the graph counts.
@@ -89,7 +89,7 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     generators = global_states()
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* from the global random numbers in worker threads", UserWarning)
+            warnings.filterwarnings("ignore", ".* draws? from .* in worker threads", UserWarning)
             _assert_resumes(build, steps, generators)
     finally:
         put_globals(generators)

@@ -67,19 +67,14 @@ class Gated(TorchSampler):
             read(self.gate, 1)
         return iter(range(1000 * self.epoch, 1000 * self.epoch + 4))
 
-    def open(self):
-        os.close(self.key)
-
-    def close(self):
-        for end in (self.entered, self.enter, self.gate):
-            os.close(end)
-
 
 @pytest.fixture
 def gated():
+    """Close its ``key`` to open the gate."""
     sampler = Gated()
     yield sampler
-    sampler.close()
+    for end in (sampler.entered, sampler.enter, sampler.gate):
+        os.close(end)
 
 
 class Unpicklable(Drawing):
@@ -216,7 +211,7 @@ class TestSamplerWrapperPlansAhead:
         assert next(node) == Indices(0, 0, 0)
         assert os.read(gated.entered, 1) == b"."
         assert plain(epoch_of(node)) == [1, 2, 3]
-        gated.open()
+        os.close(gated.key)
         node.reset(None)
         assert plain(epoch_of(node)) == [1000, 1001, 1002, 1003]
 
@@ -267,7 +262,7 @@ class TestSamplerWrapperFails:
         reader.join(100)
         assert len(told) == 1
         node.reset(node.get_state())
-        gated.open()
+        os.close(gated.key)
         assert next(node).values == 1000
         node.shutdown()
         node.reset(node.start_of(9))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import GraphError
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
+from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import RowIn, SampleCursor, current
@@ -56,6 +57,10 @@ class FetchTask(Task):
             if isinstance(fetch.dataset, PackView)
             else fetch.dataset
         )
+        transform = fetch.dataset.transform if isinstance(fetch.dataset, PackView) else fetch.transform
+        roots = {"dataset": self.dataset, "transform": transform, "collate_fn": fetch.collate_fn, "on_error": on_error}
+        self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
+        self._again = not once
         if self.dataset is None:
             self.noun = "the item"
         self.on_error = on_error
@@ -64,12 +69,13 @@ class FetchTask(Task):
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """Most batches are plain: nothing is measured, and no sample may be skipped. Those take the fast path, `_batch`."""
+        """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator. Those take the fast path, `_batch`."""
         meter = self.meter
-        plain = self._one_by_one and meter.plain and isinstance(task, Indices)
+        plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self._epoch):
             return super().inline(task, allocate)
         meter.plain -= 1
+        self.generators.quiet -= 1
         with neutral_modes():
             return self._seeding.run(lambda: self._batch(task, allocate), of_many=True, kept=True)
 
@@ -135,13 +141,13 @@ class FetchTask(Task):
     def _fetched(self, fetch: Fetch, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         if isinstance(task, Loaded):
             together = partial(self._together, fetch, task, allocate)
-            return self._seeding.run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
+            return self._run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
         if not isinstance(task, Indices):
             raise GraphError(
                 f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
             )
         if self.epoch_aware and task.epoch != self._epoch:
-            self._set_epoch(task.epoch)
+            self._set_epoch(task.epoch, inline)
         if fetch.is_arrays and task.is_batch:
             try:
                 batch = fetch.gathered(task, self.seed, allocate)
@@ -152,7 +158,7 @@ class FetchTask(Task):
             if batch is not None:
                 return batch
         many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
-        return self._seeding.run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline)
+        return self._run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline, again=self._again)
 
     def _loaded(self, fetch: Fetch, task: Indices, current_row: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
@@ -224,15 +230,15 @@ class FetchTask(Task):
     ) -> Any:
         loading = SampleCursor(self.seed, task.epoch, positions, indices, current_row)
         current.set(loading)
-        seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
-        loading.reseed = seed if seeding else None
+        seed, epoch = self._reseed, task.epoch
+        loading.reseed = seed
         failures: list[SampleFailure] = []
         begun, rows, added_ns = 0, len(indices), 0
         while begun < rows:
             samples: list[Any] = []
             for row in range(begun, min(rows, begun + batch.step)):
                 current_row[0] = row
-                if seeding:
+                if seed is not None:
                     seed(epoch, positions[row])
                 try:
                     samples.append(load(indices[row]))
@@ -265,6 +271,7 @@ class FetchTask(Task):
         """Give ``collate_fn`` its own seed, so that its draws do not depend on what the samples drew."""
         if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
             self._seeding.seed_collate(task.epoch, int(task.positions[0]))
+            self.generators.seed(task.epoch, ~int(task.positions[0]))
 
     def _substitute(self, exc: Exception, loading: SampleCursor) -> Any:
         if self.on_error == "skip":
@@ -272,14 +279,18 @@ class FetchTask(Task):
         assert callable(self.on_error)
         loading.restart()  # a substitute's random numbers must not depend on where the sample failed
         sample = loading.sample()
-        if self._seeding.active:
-            self._seeding.seed(sample.epoch, sample.position)
+        if loading.reseed is not None:
+            loading.reseed(sample.epoch, sample.position)
         return self.on_error(exc, sample.index, sample.epoch, sample.position)
 
-    def _set_epoch(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int, inline: bool) -> None:
         self._epoch = None
-        for dataset in self.epoch_aware:
-            dataset.set_epoch(epoch)
+        self.generators.refresh()
+        with self.generators.kept(inline):
+            self.generators.seed(epoch, NEW_EPOCH)
+            for dataset in self.epoch_aware:
+                dataset.set_epoch(epoch)
+        self.generators.expire()
         self._epoch = epoch
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, final
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from penstock._arguments import brief
+from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor
 from penstock._fetch.task import Task
+from penstock._random.draws import moved
 from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._workers.pool import IDLE
 
@@ -36,34 +39,42 @@ class FunctionTask(Task):
     def __init__(self, function: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
         super().__init__(seed, seed_global_rngs)
         self.function = function
+        self.generators = HeldGenerators(seed, {"function": function}, bool(seed_global_rngs))
         self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
 
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
-        indices = task if isinstance(task, Indices) else None
-        with self._seeding.kept(inline and indices is not None):  # draws that nothing seeds must go on from item to item
-            if indices is not None:
-                position = int(indices.positions[0]) if indices.is_batch else indices.positions
-                self._begin(SampleCursor(self.seed, indices.epoch, [position], [indices.plain()], [IDLE]), position)
-            value = task if indices is None else indices.plain()
-            if self.trial is not None:
-                return self.trial.watched(self.function, self.parts_that_may_draw)(value)
-            function = self.function if meter is None else meter.timed(self.function, meter.load)
-            # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
-            if indices is None and self._watch is not None and (inline or get_worker_info() is not None):
-                return self._without_address(function, value, self._watch)
-            return function(value)
+        if not isinstance(task, Indices):  # its draws, which nothing seeds, must go on from item to item
+            return self._applied(task, None, inline, meter)
+        again = isinstance(task.values, int | np.ndarray)  # the function may have modified an item of a stream
+        return self._run(lambda: self._applied(task.plain(), task, inline, meter), of_many=False, kept=inline, again=again)
+
+    def _applied(self, value: Any, indices: Indices | None, inline: bool, meter: Meter | None) -> Any:
+        if indices is not None:
+            position = int(indices.positions[0]) if indices.is_batch else indices.positions
+            self._begin(SampleCursor(self.seed, indices.epoch, [position], [value], [IDLE]), position)
+        if self.trial is not None:
+            return self.trial.watched(self.function, self.parts_that_may_draw)(value)
+        function = self.function if meter is None else meter.timed(self.function, meter.load)
+        # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
+        if indices is None and self._watch is not None and (inline or get_worker_info() is not None):
+            return self._without_address(function, value, self._watch)
+        return function(value)
 
     def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:
         """Call ``function`` of what another node has made. Its draws cannot be seeded, so say so if there are any."""
-        before = watch.look()
+        before, held = watch.look(), self.generators.states()
         result = function(value)
+        drawn = moved(held, self.generators.states())
         if before is not None and watch.look() != before:
+            drawn = {"the global random numbers", *drawn}
+        if drawn:
             self._watch = None
             _logger.warning(
-                "%s seems to draw from the global random numbers: they moved while it ran, unless another thread moved them. Its items come from "
+                "%s seems to draw from %s: they moved while it ran, unless another thread moved them. Its items come from "
                 "another mapper, so they have no position by which to seed those: unless the function seeds them by the item, the draws differ in every run, "
                 "and after a resume. Draw in the first mapper downstream of the sampler, in the dataset or in transform=.",
                 brief(self.function),
+                " and ".join(sorted(drawn, reverse=True)),
             )
         return result
 

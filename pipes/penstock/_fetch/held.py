@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import sysconfig
 from collections import deque
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,13 +16,19 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
 MOST: Final = 10_000
 """Objects that a walk visits. Plain ones (numbers, text, arrays) do not count."""
 _ITEMS: Final = 10_000
 """Items of one container that a walk looks at. A container with more of them holds data."""
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, np.dtype, torch.dtype, torch.device, CodeType)
+_MANY: Final = 64
+"""A container with more items holds data rather than parts: its items are visited after everything else."""
+_PLAIN: Final = (
+    *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, CodeType, PurePath),
+    *(np.dtype, np.ndarray, np.generic, torch.dtype, torch.device, torch.Tensor),
+)
+_CONTAINERS: Final = (list, tuple, deque, dict)
 _LIBRARIES: Final = tuple(
     f"{Path(path)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))
 )
@@ -41,7 +48,7 @@ class Held(NamedTuple):
     again: Callable[[], Any]
 
 
-def held(roots: Mapping[str, Any], most: int = MOST) -> tuple[list[Held], bool]:
+def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = ()) -> tuple[list[Held], bool]:
     """What ``roots`` are and hold, those near to a root first, each once; and whether the walk was cut.
 
     Plain values are left out, and so are modules, the classes of libraries, and what only C code can reach. The paths are the same in every process.
@@ -49,17 +56,21 @@ def held(roots: Mapping[str, Any], most: int = MOST) -> tuple[list[Held], bool]:
     Args:
         roots: Objects, by the first word of their paths.
         most: Bound on the objects visited.
+        without: The ids of objects at which the walk ends.
     """
     found: dict[int, Held] = {}
-    waiting = deque(Held(name, one, functools.partial(_same, one)) for name, one in roots.items())
-    while waiting:
-        one = waiting.popleft()
-        if id(one.value) in found or isinstance(one.value, (*_PLAIN, ModuleType)):
+    parts = deque(Held(name, one, functools.partial(_same, one)) for name, one in roots.items())
+    data: deque[Held] = deque()
+    while parts or data:
+        one = (parts or data).popleft()
+        if id(one.value) in found or id(one.value) in without or isinstance(one.value, (*_PLAIN, ModuleType)):
             continue
         if len(found) >= most:
             return list(found.values()), True
         found[id(one.value)] = one
-        waiting.extend(_inside(one))
+        many = isinstance(one.value, _CONTAINERS) and len(one.value) > _MANY
+        with contextlib.suppress(Exception):  # an object that refuses to be looked at, or that another thread changes
+            (data if many else parts).extend(_inside(one))
     return list(found.values()), any(_is_long(one.value) for one in found.values())
 
 
@@ -119,13 +130,18 @@ def _is_full(cell: Any) -> bool:
 def _inside(one: Held) -> Iterator[Held]:
     path, value = one.path, one.value
     if isinstance(value, list | tuple | deque):
-        if not isinstance(value, tuple) or hasattr(value, "__dict__") or not _all_plain(value):
-            for place, item in enumerate(islice(value, _ITEMS)) if not _all_plain(value) else ():
+        for place, item in enumerate(islice(value, _ITEMS)) if not _all_plain(value) else ():
+            if not _is_data(item):
                 yield Held(f"{path}[{place}]", item, functools.partial(_item, value, place))
+        if hasattr(value, "__dict__"):
+            yield from _of_object(path, value)
     elif isinstance(value, dict):
-        for key, item in list(islice(value.items(), _ITEMS)):
-            if not isinstance(item, _PLAIN):
-                yield Held(f"{path}[{key!r:.40}]", item, functools.partial(_item, value, key))
+        for place, (key, item) in enumerate(list(islice(value.items(), _ITEMS))):
+            if not _is_data(item):
+                name = f"{key!r:.40}" if isinstance(key, _PLAIN) else f"key {place}"  # a repr may have an address
+                yield Held(f"{path}[{name}]", item, functools.partial(_item, value, key))
+        if hasattr(value, "__dict__"):
+            yield from _of_object(path, value)
     elif isinstance(value, functools.partial):
         parts = {"func": value.func, **{f"args[{place}]": part for place, part in enumerate(value.args)}, **value.keywords}
         yield from (Held(f"{path}.{name}", part, functools.partial(_same, part)) for name, part in parts.items())
@@ -189,12 +205,19 @@ def _all_plain(values: Any) -> bool:
     return all(issubclass(kind, _PLAIN) for kind in set(map(type, islice(values, _ITEMS))))
 
 
+def _is_data(value: Any) -> bool:
+    """Whether it is plain, or a record of plain values."""
+    if type(value) in (list, tuple, dict):
+        return len(value) <= _MANY and _all_plain(value.values() if type(value) is dict else value)
+    return isinstance(value, _PLAIN)
+
+
 def _is_long(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple | deque | dict)
-        and len(value) > _ITEMS
-        and not _all_plain(value.values() if isinstance(value, dict) else value)
-    )
+    return isinstance(value, _CONTAINERS) and len(value) > _ITEMS and not all(map(_is_data, _first(value)))
+
+
+def _first(container: Any) -> Iterator[Any]:
+    return islice(container.values() if isinstance(container, dict) else container, _ITEMS)
 
 
 def _same(value: Any) -> Any:
@@ -218,4 +241,5 @@ def _of_closure(function: FunctionType, name: str, value: Any) -> Any:
 
 
 def _of_globals(function: FunctionType, name: str) -> Any:
-    return globals_of(function)[name]
+    module, _, part = name.rpartition(".")
+    return vars(function.__globals__[module])[part] if module else function.__globals__[name]

@@ -6,9 +6,11 @@ random numbers are seeded by (seed, epoch, position), so a task can run anywhere
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
@@ -18,10 +20,13 @@ from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence, Sequence
+    from collections.abc import Callable, MutableSequence, Sequence
 
     from penstock._memory.allocation import Allocate
     from penstock._random.draws import Trial
+
+
+T = TypeVar("T")
 
 
 class Part(NamedTuple):
@@ -51,6 +56,7 @@ class Task:
         noun: What messages call an index.
         epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
         trial: Watches the one task in progress.
+        generators: The generators that the user's objects hold.
     """
 
     dataset: Any = None
@@ -62,6 +68,7 @@ class Task:
         if seed_global_rngs not in (True, False, "always"):
             raise ValueError(f"seed_global_rngs={seed_global_rngs!r} must be True, False or 'always'.")
         self.seed = seed
+        self.generators = HeldGenerators(seed, {}, False)
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # for work in the caller's thread; each worker has its own
 
@@ -138,7 +145,26 @@ class Task:
         meter.measured(len(indices) if indices is not None and indices.is_batch else 1, name_of)
 
     def _begin(self, loading: SampleCursor, position: int) -> None:
-        if self._seeding.active:
-            self._seeding.seed(loading.epoch, position)
-            loading.reseed = self._seeding.seed
+        loading.reseed = self._reseed
+        if loading.reseed is not None:
+            loading.reseed(loading.epoch, position)
         current.set(loading)
+
+    def _run(self, load: Callable[[], T], *, of_many: bool, kept: bool, again: bool = True) -> T:
+        """Return ``load()``, seeded as it needs; see `GlobalSeeding.run` and `HeldGenerators.run`."""
+        generators = self.generators
+        if generators.quiet:
+            generators.quiet -= 1
+            return self._seeding.run(load, of_many=of_many, kept=kept)
+        return generators.run(partial(self._seeding.run, load, of_many=of_many, kept=kept), kept=kept, again=again)
+
+    @property
+    def _reseed(self) -> Callable[[int, int], None] | None:
+        """Seeds for (epoch, position) what must be seeded; None if nothing must."""
+        if not self._seeding.active:
+            return self.generators.seed if self.generators.found else None
+        return self._seed_all if self.generators.found else self._seeding.seed
+
+    def _seed_all(self, epoch: int, position: int) -> None:
+        self._seeding.seed(epoch, position)
+        self.generators.seed(epoch, position)

@@ -171,7 +171,7 @@ class FromDataset(DataLoaderWords):
             method: ``"process"``, ``"thread"``, or ``"ray"`` (actors of a Ray cluster, on other machines).
             transform: Applied to each sample in a worker, before collating or packing. Draw random numbers from ``penstock.sample().rng``.
             device: Copy batches to this device ahead of time, on a separate stream; see `ToDevice`.
-            seed_global_rngs: Seed ``random``, NumPy and torch for each sample, so that augmentation is reproducible; with threads, warn
+            seed_global_rngs: Seed ``random``, NumPy, torch, and generators that the dataset holds for each sample, so that augmentation is reproducible; with threads, warn
                 about code that draws from them. See `ParallelMapper`.
             prefetch_next_epoch: Load the next epoch's first batches before the loop asks for them.
             ray_options: Needs of each Ray worker, as for an actor's ``.options()``: ``num_cpus``, ``resources``, ``runtime_env``, …
@@ -301,6 +301,7 @@ class FromDataset(DataLoaderWords):
             max_errors=max_errors,
             ray_options=ray_options,
         )
+        node.executor.generators.leave(generator=generator)
         words["num_workers"] = partial(getattr, node, "num_workers")  # a function, because "auto" changes the number
         if device is not None:
             from penstock._nodes.to_device import ToDevice

@@ -42,7 +42,7 @@ class DrawWatch:
 
     def __init__(self, work: Task) -> None:
         self._work = work
-        self.look = looker()
+        self.look = looker(work.generators.states)
         self.blocked = Blocked(self.look)
         self.place = self.blocked.place()
         self.said: str | None = None
@@ -99,11 +99,16 @@ class DrawWatch:
 
 
 def _words(found: dict[str, set[str]]) -> str:
-    parts = " and ".join(f"{part} ({', '.join(name for name in GENERATORS if name in generators)})" for part, generators in found.items())
+    names = set().union(*found.values())
+    order = *GENERATORS, *sorted(names.difference(GENERATORS))
+    parts = " and ".join(f"{part} ({', '.join(name for name in order if name in generators)})" for part, generators in found.items())
+    what = ["the global random numbers"] * bool(names.intersection(GENERATORS)) + ["a shared generator"] * bool(
+        names.difference(GENERATORS)
+    )
     return (
-        f"{parts} {'draw' if len(found) > 1 else 'draws'} from the global random numbers in worker threads. The threads share them with each other and with your loop, so the "
+        f"{parts} {'draw' if len(found) > 1 else 'draws'} from {' and from '.join(what)} in worker threads. The threads share them with each other and with your loop, so the "
         f"numbers depend on timing: another run gives different batches, and so does a resumed one. In the dataset and in transform=, draw from penstock.sample().rng or "
-        f'penstock.sample().torch_generator, which belong to the sample; or use method="process", where penstock seeds the global generators for each sample.'
+        f'penstock.sample().torch_generator, which belong to the sample; or use method="process", where penstock seeds these generators for each sample.'
     )
 
 

@@ -69,6 +69,7 @@ class Executor:
         tasks: Items made so far, failed ones included.
         samples: Samples in them.
         epoch_aware: The datasets with a ``set_epoch``.
+        generators: Those that the user's objects hold.
 
     Raises:
         ValueError: The dataset cannot be read by such workers.
@@ -95,7 +96,7 @@ class Executor:
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
-        self.epoch_aware = self._work.epoch_aware
+        self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
         if self.epoch_aware and self._threaded:
             raise ValueError(
                 f"{type(self.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "
@@ -166,6 +167,7 @@ class Executor:
 
     def _opened(self, world_size: int) -> Pool:
         options, workers = self._options, self.num_workers
+        self.generators.forget()
         self._allocate = pinned if options.pin_memory and can_pin() else Recycler(self._depth_of(self._most_workers)).allocate
         place = None if self.draws is None else self.draws.place
         pool = open_pool(options, self._inline, workers, self._most_workers, self._allocate, place)

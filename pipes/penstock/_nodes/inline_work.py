@@ -47,6 +47,7 @@ class InlineWork:
         self.seeded: FetchTask | FunctionTask = _work_of(map_fn, seed, seed_global_rngs, on_error)
         self._unseeded = _work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
+        self._unseeded.generators = self.seeded.generators  # seeded in any case: the consumer has its own
         self._what = type(self.seeded.dataset).__name__ if isinstance(self.seeded, FetchTask) else brief(map_fn)
         # A function may change its item; a sample can be loaded again.
         self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None

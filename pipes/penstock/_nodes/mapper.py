@@ -34,7 +34,7 @@ class Mapper(Node[T]):
         map_fn: A `Fetch`, or any callable of one value. Never called for a marker.
         seed: Seeds the samples' random numbers; default: the seed of the order.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, and restore the caller's
-            afterwards. Items from another mapper have no position to seed by: a warning names a function that draws there. See `ParallelMapper`.
+            afterwards; likewise the generators that ``map_fn`` holds. Items from another mapper have no position to seed by: a warning names a function that draws there. See `ParallelMapper`.
     """
 
     __module__ = "penstock.nodes"
@@ -51,6 +51,7 @@ class Mapper(Node[T]):
         self.map_fn = map_fn
         self._seed = index_of(self.source).facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self._work = InlineWork(map_fn, self._seed, seed_global_rngs)
+        self._work.seeded.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
         self._memory: Recycler | None = None
 
     def _seeds(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class ParallelMapper(Node[T]):
         worker_init_fn: Called with the worker's number in each worker process as it starts.
         seed: Seeds the samples' random numbers; default: the seed of the order.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
-            inline. In threads, and for items that come from another mapper and so have no position, they are never seeded; a warning names the code
+            inline; and the generators that ``map_fn`` holds, such as a dataset's ``self.rng``, each by its path. In threads, and for items that come from another mapper and so have no position, they are never seeded; a warning names the code
             that draws from them, unless this is False. After four batches that drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if samples
             only inspect a generator (``torch.initial_seed()``) or restore it themselves (``torch.random.fork_rng``), because that cannot be
             detected. Without workers and upstream of a `Prefetcher`, `PinMemory` or `ToDevice`, samples that draw are loaded only while the
@@ -146,6 +146,7 @@ class ParallelMapper(Node[T]):
         self.map_fn = map_fn
         self.in_order = in_order
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
+        self.executor.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
         self._shared: SharedValues | None = None  # found when an epoch is first begun ahead of the loop
         self._shared_before: dict[str, bytes] | None = None  # the values when it was begun; None if none was

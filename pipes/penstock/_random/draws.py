@@ -21,25 +21,30 @@ from penstock._random.global_rng import _numpy_twister, _python_twister, _torch_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Look = tuple[Any, Any, Any]
+    Look = tuple[Any, Any, Any, dict[str, Any]]
 
 GENERATORS = "random", "numpy.random", "torch"
 
 
-def looker() -> Callable[[], Look]:
-    """A function that returns the positions of the three generators, for comparison. It looks at the generators that exist now."""
+def looker(others: Callable[[], dict[str, Any]] = dict) -> Callable[[], Look]:
+    """A function that returns the positions of the three generators, for comparison, and the states of ``others``. It looks at the generators that exist now."""
     bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     twister, numpys, torchs = _python_twister(), _numpy_twister(bits), _torch_twister()
     if twister is None or numpys is None or torchs is None:
-        return lambda: (random.getstate(), repr(bits.state), torch.default_generator.get_state().numpy().tobytes())
+        return lambda: (random.getstate(), repr(bits.state), torch.default_generator.get_state().numpy().tobytes(), others())
     # The position, and an adjacent word.
     a, b, c = (eight.data.cast("Q") for eight in (twister[1][:8], numpys[-8:], torchs.place))
-    return lambda bits=bits: (a[0], b[0], c[0])  # type: ignore[misc]  # keeps alive the memory that it reads
+    return lambda bits=bits: (a[0], b[0], c[0], others())  # type: ignore[misc]  # keeps alive the memory that it reads
 
 
 def drawn(before: Look, after: Look) -> set[str]:
     """The generators that were used between two looks."""
-    return {name for name, was, now in zip(GENERATORS, before, after, strict=True) if was != now}
+    return {name for name, was, now in zip(GENERATORS, before, after, strict=False) if was != now} | moved(before[3], after[3])
+
+
+def moved(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """The names whose values differ."""
+    return {name for name, state in after.items() if before.get(name, state) != state}
 
 
 @final

@@ -37,6 +37,10 @@ _kept: ContextVar[tuple[Any, ...] | None] = ContextVar("penstock_global_rngs", d
 """The states of the global generators when this thread entered the outermost `global_rngs_kept`, or began to watch them."""
 
 
+also_kept: ContextVar[Callable[[], None] | None] = ContextVar("penstock_held_rngs", default=None)
+"""Restores generators that are not global, while this thread uses them; for `put_back_interrupted`."""
+
+
 @final
 class global_rngs_kept:
     """Restore the three global generators bit for bit, even after an exception; 80 us.
@@ -71,10 +75,12 @@ def forget_interrupted() -> None:
     """Leave nothing to `put_back_interrupted`; also at the beginning of a call whose interruption it would repair."""
     if _kept.get() is not None:
         _kept.set(None)
+    if also_kept.get() is not None:
+        also_kept.set(None)
 
 
 def put_back_interrupted() -> None:
-    """Restore the global generators if an interrupt prevented that; for code that repairs an interrupted call."""
+    """Restore the generators if an interrupt prevented that; for code that repairs an interrupted call."""
     states = _kept.get()
     if states is not None:
         if isinstance(states, States):
@@ -82,6 +88,9 @@ def put_back_interrupted() -> None:
         else:
             put_globals(states)
         _kept.set(None)
+    if (restore := also_kept.get()) is not None:
+        restore()
+        also_kept.set(None)
 
 
 def global_states() -> tuple[Any, ...]:

@@ -1,0 +1,289 @@
+"""The random generators that the user's objects hold: found, seeded for each sample, and watched.
+
+A worker process has copies of them, so without seeding its draws would repeat those of another worker, and depend on what it has loaded before.
+Each generator is seeded from the sample and from its path, such as ``dataset.transforms[0].rng``, so that two of them never draw alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+
+import numpy as np
+import torch
+
+from penstock._arguments import checksum
+from penstock._fetch.held import held
+from penstock._random.global_rng import also_kept
+from penstock._random.sample_rng import sample_word
+from penstock._random.splitmix import GAMMA, mixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from penstock._fetch.held import Held
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("penstock")
+
+NEW_EPOCH = -(2**63)
+"""The position that seeds ``set_epoch``. No sample has it, and no batch: the ``~position`` of its ``collate_fn`` is greater."""
+
+
+class Ways(NamedTuple):
+    """How to use one kind of generator. Two objects with the same ``source`` are one generator."""
+
+    source: Any
+    seed: Callable[[int], Any]
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+class Found(NamedTuple):
+    """A generator, where it is, and what its path adds to the seed."""
+
+    where: Held
+    ways: Ways
+    key: int
+
+
+@final
+class HeldGenerators:
+    """Finds the generators that some objects hold, and seeds them for each sample.
+
+    They are looked for before the first batch in a process, after each ``set_epoch``, and after batches 1, 2, 4, 8, …, because user code may make one
+    at any time. A batch in which one appeared is loaded again, seeded, so that its samples do not depend on the worker. One thread at a time.
+
+    Args:
+        seed: Seed of the samples' random numbers.
+        roots: The user's objects, by the first word of their paths.
+        on: False seeds nothing; `states` works nevertheless.
+
+    Attributes:
+        quiet: So many batches need not call `run`.
+        found: Those that are seeded.
+    """
+
+    def __init__(self, seed: int, roots: Mapping[str, Any], on: bool) -> None:
+        self._seed = seed
+        self._roots = roots
+        self._on = on
+        self._alone: frozenset[str] = frozenset()
+        self._said: set[str] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, for new workers."""
+        self.quiet = 0 if self._on else 2**62
+        self.found: tuple[Found, ...] = ()
+        self._watched: tuple[Found, ...] = ()  # the same for `states`
+        self._stale = self._on
+        self._batches = self._looks = 0
+        self._again: set[str] = set()  # paths for which a batch was loaded again
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("_seed", "_roots", "_on", "_alone")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _said=set())
+        self.forget()
+
+    def leave(self, **others: Any) -> None:
+        """Never touch what ``others`` hold too. A sampler usually holds its dataset, which does not count."""
+        if not _generators(held(others)[0]):
+            return
+        data = {
+            id(one.value)
+            for one in held(self._roots)[0]
+            if hasattr(type(one.value), "__getitem__") and type(one.value).__module__ != "builtins"
+        }
+        theirs = {id(one.ways.source) for one in _generators(held(others, without=data)[0])}
+        self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}  # paths, which a worker's copies share
+
+    def seed(self, epoch: int, position: int) -> None:
+        """Seed them for one sample; see `GlobalSeeding.seed`."""
+        word = sample_word(self._seed, epoch, position)
+        for one in self.found:
+            one.ways.seed(mixed(word ^ one.key))
+
+    def run(self, load: Callable[[], T], *, kept: bool, again: bool = True) -> T:
+        """Return ``load()``, which seeds; with ``kept``, restore the generators afterwards.
+
+        ``again``: whether it may be called twice.
+        """
+        self.refresh()
+        with self.kept(kept):
+            value = load()
+        self._batches += 1
+        new, walked = self._followed(), not self._batches & (self._batches - 1)
+        appeared = self._appeared() if walked else []
+        if late := {one.where.path for one in (appeared if again else new + appeared) if self._batches > 2 or not again}:
+            self._say(
+                f"{', '.join(sorted(late))} appeared after the first samples, and what they drew from it was not seeded: they differ with other workers, and after a resume. "
+                f"Make it in __init__, or draw from penstock.sample().rng."
+            )
+        fresh = {one.where.path for one in new + appeared} - self._again
+        if again and fresh:  # made anew for each sample, it would appear in every batch
+            self._again |= fresh
+            with self.kept(kept):
+                value = load()
+            self._followed()
+        if not self.found:
+            self.quiet, self._batches = self._batches - 1, 2 * self._batches - 1
+        return value
+
+    def refresh(self) -> None:
+        """Make sure that `found` is what there is in this process."""
+        if self._stale:
+            self._appeared()
+        elif self.found:
+            self._followed()
+
+    def expire(self) -> None:
+        """User code has run that may have made generators anew."""
+        if self._on:
+            self.quiet, self._stale = 0, True
+
+    @contextlib.contextmanager
+    def kept(self, kept: bool = True) -> Iterator[None]:
+        """Restore them after the body."""
+        if not kept or not self.found:
+            yield
+            return
+        restore = partial(_put_back, [(one.ways.put, one.ways.get()) for one in self.found])
+        try:
+            also_kept.set(restore)
+            yield
+        finally:
+            restore()
+            also_kept.set(None)
+
+    def states(self) -> dict[str, Any]:
+        """Their states, by path, for comparison. Looks for them at calls 1, 2, 4, 8, …."""
+        self._looks += 1
+        if not self._looks & (self._looks - 1):
+            self._watched = self._look()
+        return {one.where.path: _frozen(one.ways.get()) for one in self._watched}
+
+    def _appeared(self) -> list[Found]:
+        """Look for them; return those that were not seeded before."""
+        known, self._stale = {id(one.ways.source) for one in self.found}, False
+        self.found = self._look()
+        return [one for one in self.found if id(one.ways.source) not in known]
+
+    def _followed(self) -> list[Found]:
+        """Look at their paths; return those that were replaced."""
+        new = []
+        for one in self.found:
+            with contextlib.suppress(Exception):
+                if (value := one.where.again()) is not one.where.value and (ways := ways_of(value)) is not None:
+                    new.append(Found(one.where._replace(value=value), ways, one.key))
+        if new:
+            by_path = {one.where.path: one for one in new}
+            self.found = tuple(by_path.get(one.where.path, one) for one in self.found)
+        return new
+
+    def _look(self) -> tuple[Found, ...]:
+        things, cut = held(self._roots)
+        if cut:
+            self._say(
+                "your dataset or its functions hold so many objects that not all were searched for random generators. If one draws from a generator that is deep inside, its samples "
+                "may depend on the workers: draw from penstock.sample().rng there."
+            )
+        return tuple(one for one in _generators(things) if one.where.path not in self._alone and (not self._on or self._can_seed(one)))
+
+    def _can_seed(self, one: Found) -> bool:
+        try:
+            state = one.ways.get()
+            one.ways.seed(0)
+            one.ways.put(state)
+        except Exception as exc:
+            self._say(
+                f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample ({exc!r:.80}). Draw from penstock.sample().rng."
+            )
+            return False
+        return True
+
+    def _say(self, words: str) -> None:
+        if words not in self._said:
+            self._said.add(words)
+            _logger.warning("%s", words)
+
+
+def _generators(things: Iterable[Held]) -> list[Found]:
+    found: dict[int, Found] = {}
+    paths: set[str] = set()
+    for one in things:
+        ways = ways_of(one.value)
+        if ways is None or id(ways.source) in found:
+            continue
+        path = one.path
+        while path in paths:  # an attribute of a class that another class shadows
+            path += "'"
+        paths.add(path)
+        found[id(ways.source)] = Found(one._replace(path=path), ways, int(checksum(path.encode()), 16))
+    return list(found.values())
+
+
+def ways_of(one: Any) -> Ways | None:
+    """How to use ``one``; None if it is no generator, or a global one."""
+    if isinstance(one, random.Random):
+        ours = isinstance(one, random.SystemRandom) or one is getattr(random.random, "__self__", None)
+        return None if ours else Ways(one, one.seed, one.getstate, one.setstate)
+    if isinstance(one, torch.Generator):
+        if one.device.type != "cpu" or one is torch.default_generator:
+            return None
+        return Ways(one, lambda word: one.manual_seed(word >> 1), lambda: one.get_state().numpy().tobytes(), partial(_put_torch, one))
+    ways: Ways | None = None
+    if isinstance(one, np.random.RandomState):
+        ways = Ways(one._bit_generator, partial(_seed_legacy, one), partial(one.get_state, legacy=False), one.set_state)
+    elif isinstance(one, np.random.Generator | np.random.BitGenerator):
+        bits = one.bit_generator if isinstance(one, np.random.Generator) else one
+        ways = Ways(bits, partial(_seed_bits, bits), partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+    return None if ways is None or ways.source is np.random.get_bit_generator() else ways  # type: ignore[attr-defined]
+
+
+def _seed_bits(bits: Any, word: int) -> None:
+    """Seed NumPy's generators by their states, which takes 1 to 3 us instead of 10."""
+    kind = type(bits)
+    if kind is np.random.MT19937:
+        np.random.RandomState(bits).seed([word >> 32, word & 0xFFFFFFFF])
+        return
+    other = mixed(word + GAMMA)
+    kept = {"bit_generator": kind.__name__, "has_uint32": 0, "uinteger": 0}
+    if kind in (np.random.PCG64, np.random.PCG64DXSM):
+        bits.state = {**kept, "state": {"state": word << 64 | other, "inc": (other << 64 | word) | 1}}
+    elif kind is np.random.Philox:
+        state = {"counter": np.zeros(4, np.uint64), "key": np.array([word, other], np.uint64)}
+        bits.state = {**kept, "state": state, "buffer": np.zeros(4, np.uint64), "buffer_pos": 4}
+    else:
+        bits.state = kind(word).state
+
+
+def _seed_legacy(one: np.random.RandomState, word: int) -> None:
+    bits = one._bit_generator
+    if type(bits) is np.random.MT19937:
+        one.seed([word >> 32, word & 0xFFFFFFFF])
+    else:
+        _seed_bits(bits, word)
+        one.set_state({**one.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
+
+
+def _put_torch(one: torch.Generator, state: bytes) -> None:
+    one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _put_back(states: list[tuple[Callable[[Any], Any], Any]]) -> None:
+    for put, state in states:
+        put(state)
+
+
+def _frozen(state: Any) -> Any:
+    """A state as a value that can be compared."""
+    if isinstance(state, dict):
+        return tuple((name, _frozen(one)) for name, one in state.items())
+    return state.tobytes() if isinstance(state, np.ndarray) else state
