@@ -6,7 +6,7 @@ checksums. Every later rank compares its own. A rank that differs raises, and le
 after 2, 4, 8, … batches and at the end of an epoch.
 
 **Nothing depends on the store.** One background thread per loader talks to it, over a connection of its own. The loop waits for an answer
-twice in an epoch, for `_AT_MOST_S` each, and not while an earlier answer is missing. After an error this process writes no more notes.
+twice in an epoch, after its note and at its end, for `_AT_MOST_S` each, and not while an earlier answer is missing. After an error this process writes no more notes.
 
 **A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the same place in the code,
 with the same settings, and begin at the same position. If a process has two loaders of the same name that may differ, it gives the name up: it
@@ -97,10 +97,10 @@ class RankNotes:
         self._closed = False
         self._pool: Pool | None = None
         self._clerk: _Clerk | None = None
-        self._asked = 0
+        self._asked = self._waited = 0  # the last question, and the last one whose answer was awaited
         self._batches = 0
         self._entered: tuple[int, Any] | None = None  # the epoch and the source's place where reading began
-        self._alarm: str | None = None  # the name of the alarm, once the note of this epoch was sent
+        self._name: str | None = None  # of this loader among the ranks, once the note of this epoch was sent
         self._register()
 
     @classmethod
@@ -122,10 +122,10 @@ class RankNotes:
             StateMismatch: A rank reads something else.
         """
         if began is not None:
-            self._batches, self._alarm, self._entered = 0, None, place_of(began)
+            self._batches, self._name, self._entered = 0, None, place_of(began)
         self._batches += 1
         if not self._batches & (self._batches - 1):  # 1, 2, 4, 8, …
-            self._compare(wait=self._batches == 1)
+            self._compare()
         self._raise()
 
     def ended(self) -> None:
@@ -135,7 +135,7 @@ class RankNotes:
             StateMismatch: A rank has read something else.
         """
         if self._entered is not None:
-            self._compare(wait=True)
+            self._compare(last=True)
             self._entered = None
         self._raise()
 
@@ -151,42 +151,44 @@ class RankNotes:
     def _raise(self) -> None:
         if self._clerk is not None and self._clerk.fault is not None:
             fault, self._clerk.fault = self._clerk.fault, None
-            one, other, epoch = fault["ranks"][0], fault["ranks"][1], fault["epoch"]
+            name, (one, other) = type(_source(self._positions.first)).__name__, fault["ranks"]
             raise StateMismatch(
-                f"{type(_source(self._positions.first)).__name__} does not yield the same on rank {one} and on rank {other} in epoch {epoch}, so together the ranks would not read the data once. "
+                f"{name} yields other items on rank {other} than on rank {one} in epoch {fault['epoch']}, so the ranks do not load parts of one sequence. "
                 + dealt_twice(self._positions.first)
             )
 
-    def _compare(self, *, wait: bool) -> None:
+    def _compare(self, *, last: bool = False) -> None:
         """Send this epoch's note, once there is one; after that, look for an alarm."""
         try:
             members = self._sharder.members()
-            if len(members) > 1 and self._entered is not None and (self._clerk is None or self._clerk.answered == self._asked):
+            if len(members) > 1 and self._entered is not None and self._is_answered(wait=last or self._name is None):
+                epoch, place = self._entered
                 board = _Board.of_group()
-                if self._alarm is not None:
-                    self._ask(_Question(board, self._alarm), wait)
-                elif self._entered[1] is not None and (marks := self._positions.first.note(self._entered[1])):
-                    self._send(board, members, *self._entered, marks, wait)
+                if self._name is not None:
+                    self._ask(_Question(board, self._name), wait=last)
+                elif place is not None and (marks := self._positions.first.note(place)):
+                    self._ask(self._question(board, members, epoch, place["position"], marks), wait=True)
         except Exception as exc:
             self._entered = None
             log.debug("this loader is not compared with those of other ranks: %s: %s", type(exc).__name__, exc)
 
-    def _send(self, board: _Board, members: Sequence[int], epoch: int, place: Any, marks: Marks, wait: bool) -> None:
+    def _question(self, board: _Board, members: Sequence[int], epoch: int, position: int, marks: Marks) -> _Question:
+        """The note of this epoch."""
         settings = self._settings()
         peers = [one for one in list(_built[self._place]) if not one._closed and (one is self or one._settings() == settings)]
         lengths = _lengths.setdefault(settings, set())
         lengths.update(one._length() for one in peers)
         # Ranks that deal to themselves may have shares of different lengths, so the length names a loader only if there are several.
         name = settings, list(members), self._length() if len(lengths) > 1 else None
-        key, alarm = _digest(name, epoch, place["position"]), _digest(name)
+        key, alarm = _digest(name, epoch, position), _digest(name)
         same = sum(one._length() == self._length() for one in peers) == 1 and _said.setdefault(key, marks) == marks
         if not same and alarm not in _given_up:
             _given_up.add(alarm)
             log.info("two loaders that were built at %s may differ, so they are not compared with those of other ranks.", self._place)
         if len(_said) > 4 * _KEPT:
             del _said[next(iter(_said))]
-        self._alarm = alarm
-        self._ask(_Question(board, alarm, key, () if alarm in _given_up else marks, epoch, board.rank), wait)
+        self._name = alarm
+        return _Question(board, alarm, key, () if alarm in _given_up else marks, epoch)
 
     def _settings(self) -> str:
         """What two loaders must have in common to be compared."""
@@ -195,16 +197,23 @@ class RankNotes:
     def _length(self) -> int | None:
         return length(_source(self._positions.first))
 
-    def _ask(self, question: _Question, wait: bool) -> None:
+    def _ask(self, question: _Question, *, wait: bool) -> None:
         if self._pool is None:
             clerk, pool = _started()
             weakref.finalize(self, _end, pool, os.getpid())  # before the pool's own, which has more patience
             self._clerk, self._pool = clerk, pool
-        assert self._clerk is not None
         self._asked += 1
         self._pool.submit(question)
-        if wait:
+        self._is_answered(wait=wait)
+
+    def _is_answered(self, *, wait: bool) -> bool:
+        """Whether the last question was answered. ``wait`` for the answer at most once."""
+        if self._clerk is None:
+            return True
+        if wait and self._waited < self._asked:
+            self._waited = self._asked
             self._clerk.wait(self._asked)
+        return self._clerk.answered == self._asked
 
 
 class _Question(NamedTuple):
@@ -215,7 +224,6 @@ class _Question(NamedTuple):
     key: str | None = None
     marks: Marks = ()
     epoch: int = 0
-    rank: int = 0
 
 
 class _Clerk:
@@ -246,12 +254,12 @@ class _Clerk:
         while self.answered < answers and self._bell.wait(deadline - time.monotonic()):
             pass
 
-    def _answer(self, board: _Board, alarm: str, key: str | None, marks: Marks, epoch: int, rank: int) -> None:
-        mine = _signed(marks=marks, rank=rank)
+    def _answer(self, board: _Board, alarm: str, key: str | None, marks: Marks, epoch: int) -> None:
+        mine = _signed(marks=marks, rank=board.rank)
         if key is not None and not marks:
             board.put(key, mine)
         elif key is not None and not _agree((theirs := board.first(key, mine))["marks"], marks):
-            self.fault = _signed(key=key, marks=theirs["marks"], ranks=sorted([theirs["rank"], rank]), epoch=epoch)
+            self.fault = _signed(key=key, marks=theirs["marks"], ranks=sorted([theirs["rank"], board.rank]), epoch=epoch)
             board.put(alarm, self.fault)
         elif alarm not in _given_up and (heard := board.read(alarm)) is not None and (said := _said.get(heard["key"])):
             self.fault = heard if _agree(said, heard["marks"]) else self.fault
