@@ -14,7 +14,7 @@ from chain import DATA, new_loader, write_tars
 from killed_lanes import new_loader as new_lanes
 from remade_group import STREAMS, new_stream
 from remade_group import new_loader as remade_loader
-from torchrun import torchrun
+from torchrun import run_alone, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,25 @@ def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., s
     """Each law is a function of notes_laws.py, seen to fail as it says there."""
     said = run_program(HERE / "notes_laws.py", ranks=world_size)
     assert len(set(re.findall(r"good: \w+\n", said))) == {1: 3, 2: 9, 4: 10}[world_size]
+
+
+def test_a_store_that_does_not_answer_delays_nobody(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """The process with the store is stopped while the others read; see notes_troubles.py."""
+    said = run_program(HERE / "notes_troubles.py", "stopped", tmp_path, ranks=3)
+    assert said.count("9 epochs beside a store that was stopped") == 2
+
+
+def test_notes_of_an_earlier_group_raise_no_alarm(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """The store outlives the groups; see notes_troubles.py."""
+    run_program(HERE / "notes_troubles.py", "remade", tmp_path, ranks=2)
+
+
+def test_notes_of_an_earlier_life_raise_no_alarm(tmp_path: Path) -> None:
+    words = ["--nproc-per-node", 2, "--max-restarts", 1, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    said = run_alone(
+        tmp_path, ["-m", "torch.distributed.run", *words, HERE / "notes_troubles.py", "restarted", tmp_path], OMP_NUM_THREADS="1"
+    )
+    assert said.count("life 1 is over") == 2
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ with the same settings, and begin at the same position. If a process has two loa
 replaces its note by an empty one, which agrees with everything. A note that is older than this process, or than its last process group, was
 left by an earlier job, and is replaced.
 
-Who touches what: the consumer thread reads `_Clerk.answered` and `_Clerk.fault`, which the background thread writes. All notes of a process
+Who touches what: the consumer thread counts the questions, and reads `_Clerk.answered` and `_Clerk.fault`, which the background thread writes. All notes of a process
 are made in consumer threads.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Allocate
     from penstock._nodes.node import State
     from penstock._nodes.sharder import Sharder
-    from penstock._workers.pool import Pool
+    from penstock._workers.thread_pool import ThreadPool
 
     Marks = Sequence[int]
 
@@ -95,9 +95,8 @@ class RankNotes:
         self._sharder = sharder
         self._place = _place_in_the_code()
         self._closed = False
-        self._pool: Pool | None = None
+        self._pool: ThreadPool | None = None
         self._clerk: _Clerk | None = None
-        self._asked = self._waited = 0  # the last question, and the last one whose answer was awaited
         self._batches = 0
         self._entered: tuple[int, Any] | None = None  # the epoch and the source's place where reading began
         self._name: str | None = None  # of this loader among the ranks, once the note of this epoch was sent
@@ -142,11 +141,16 @@ class RankNotes:
     def close(self) -> None:
         """End the thread. If the store does not answer, the thread is abandoned."""
         self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown(0)
+        if self._clerk is not None and self._pool is not None:
+            _end(self._clerk, self._pool, os.getpid())
+
+    def _is_free(self, *, wait: bool) -> bool:
+        return self._clerk is None or self._clerk.has_answered(wait=wait)
 
     def _register(self) -> None:
         _built.setdefault(self._place, weakref.WeakSet()).add(self)
+        with suppress(Exception):
+            _Board.of_group()  # now, so that this process learns when the group ends
 
     def _raise(self) -> None:
         if self._clerk is not None and self._clerk.fault is not None:
@@ -161,9 +165,11 @@ class RankNotes:
         """Send this epoch's note, once there is one; after that, look for an alarm."""
         try:
             members = self._sharder.members()
-            if len(members) > 1 and self._entered is not None and self._is_answered(wait=last or self._name is None):
+            if len(members) > 1 and self._entered is not None and self._is_free(wait=last or self._name is None):
                 epoch, place = self._entered
                 board = _Board.of_group()
+                if board is None or board.dead:
+                    return
                 if self._name is not None:
                     self._ask(_Question(board, self._name), wait=last)
                 elif place is not None and (marks := self._positions.first.note(place)):
@@ -200,20 +206,12 @@ class RankNotes:
     def _ask(self, question: _Question, *, wait: bool) -> None:
         if self._pool is None:
             clerk, pool = _started()
-            weakref.finalize(self, _end, pool, os.getpid())  # before the pool's own, which has more patience
+            weakref.finalize(self, _end, clerk, pool, os.getpid())  # before the pool's own, which has more patience
             self._clerk, self._pool = clerk, pool
-        self._asked += 1
+        assert self._clerk is not None
+        self._clerk.asked += 1
         self._pool.submit(question)
-        self._is_answered(wait=wait)
-
-    def _is_answered(self, *, wait: bool) -> bool:
-        """Whether the last question was answered. ``wait`` for the answer at most once."""
-        if self._clerk is None:
-            return True
-        if wait and self._waited < self._asked:
-            self._waited = self._asked
-            self._clerk.wait(self._asked)
-        return self._clerk.answered == self._asked
+        self._clerk.has_answered(wait=wait)
 
 
 class _Question(NamedTuple):
@@ -230,17 +228,17 @@ class _Clerk:
     """The work of the background thread."""
 
     def __init__(self) -> None:
-        self.answered = 0
+        self.asked = self.answered = 0
+        self._in_vain = 0  # the last question whose answer did not come in time
         self.fault: dict[str, Any] | None = None
         self._bell = Bell()
 
-    def __call__(self, task: _Question | _Board, current_row: MutableSequence[int], allocate: Allocate) -> None:
-        board = task if isinstance(task, _Board) else task.board
+    def __call__(self, task: _Question, current_row: MutableSequence[int], allocate: Allocate) -> None:
         try:
-            if not board.dead:
-                board.wipe() if isinstance(task, _Board) else self._answer(*task)
+            if not task.board.dead:
+                self._answer(*task)
         except Exception as exc:
-            board.dead = True  # also because a late answer would be taken for the next one
+            task.board.dead = True  # also because a late answer would be taken for the next one
             log.debug("the ranks cannot compare what they read: %s: %s", type(exc).__name__, exc)
         self.answered += 1
         self._bell.ring()
@@ -248,11 +246,13 @@ class _Clerk:
     def name(self, task: Any, row: int) -> str:
         return "a note for the other ranks"
 
-    def wait(self, answers: int) -> None:
-        """Wait for so many answers in all, but not long."""
+    def has_answered(self, *, wait: bool) -> bool:
+        """Whether the last question was answered. ``wait`` for that, but not long, and only once for each question."""
         deadline = time.monotonic() + _AT_MOST_S
-        while self.answered < answers and self._bell.wait(deadline - time.monotonic()):
-            pass
+        while wait and self.answered < self.asked and self._in_vain < self.asked:
+            if not self._bell.wait(deadline - time.monotonic()):
+                self._in_vain = self.asked
+        return self.answered == self.asked
 
     def _answer(self, board: _Board, alarm: str, key: str | None, marks: Marks, epoch: int) -> None:
         mine = _signed(marks=marks, rank=board.rank)
@@ -276,14 +276,17 @@ class _Board:
         self._written: dict[str, None] = {}
 
     @classmethod
-    def of_group(cls) -> _Board:
-        """The board of the present process group."""
+    def of_group(cls) -> _Board | None:
+        """The board of the present process group; None if there is none."""
         from torch.distributed import distributed_c10d as c10d
 
         world: Any = c10d.group.WORLD
+        if world is None:
+            _end_of_group(forget=False)  # a group that will be made is younger than all notes
+            return None
         if world not in _boards:
-            _boards[world] = board = cls(c10d._get_default_store(), c10d.get_rank())
-            weakref.finalize(world, _group_ended, board, os.getpid()).atexit = False
+            _boards[world] = cls(c10d._get_default_store(), c10d.get_rank())
+            weakref.finalize(world, _end_of_group).atexit = False
         return _boards[world]
 
     def first(self, key: str, note: dict[str, Any]) -> dict[str, Any]:
@@ -304,15 +307,6 @@ class _Board:
     def put(self, key: str, note: dict[str, Any]) -> None:
         self._opened().set(key, json.dumps(note))
         self._remember(key)
-
-    def wipe(self) -> None:
-        """Delete what this process wrote."""
-        for key in list(self._written):
-            self._opened().delete_key(key)
-
-    @property
-    def is_blank(self) -> bool:
-        return not self._written
 
     def _exchange(self, key: str, expected: str, desired: str) -> str:
         text: str = self._opened().compare_set(key, expected, desired).decode()
@@ -344,25 +338,20 @@ class _Board:
 _boards: weakref.WeakKeyDictionary[Any, _Board] = weakref.WeakKeyDictionary()
 
 
-def _group_ended(board: _Board, pid: int) -> None:
-    """The process group was destroyed. Its store may live on, so delete what was written there, before the next group finds it."""
+def _end_of_group(*, forget: bool = True) -> None:
+    """There is no process group now. Its store may live on, as that of torchrun does, so what was written there until now is old."""
     global _since
-    if os.getpid() != pid:
-        return
     _since = time.time()
-    if not board.dead and not board.is_blank:
-        with suppress(Exception):  # it would be printed
-            clerk, pool = _started()
-            pool.submit(board)
-            clerk.wait(1)
-            pool.shutdown(0)
+    if forget:
+        _said.clear()
+        _given_up.clear()
 
 
 def _source(first: Any) -> Any:
     return getattr(first, "sampler", getattr(first, "iterable", first))
 
 
-def _started() -> tuple[_Clerk, Pool]:
+def _started() -> tuple[_Clerk, ThreadPool]:
     from penstock._workers.thread_pool import ThreadPool
 
     clerk = _Clerk()
@@ -371,9 +360,13 @@ def _started() -> tuple[_Clerk, Pool]:
     return clerk, pool
 
 
-def _end(pool: Pool, pid: int) -> None:
-    if os.getpid() == pid:  # a fork has no such thread
+def _end(clerk: _Clerk, pool: ThreadPool, pid: int) -> None:
+    if os.getpid() != pid:  # a fork has no such thread
+        return
+    if clerk.has_answered(wait=True):
         pool.shutdown(0)
+    else:
+        pool.abandon()
 
 
 def _agree(one: Iterable[int], other: Iterable[int]) -> bool:
