@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _AT_MOST_S: Final = 0.02
-"""Seconds that the loop waits for an answer. It usually comes after 0.0003."""
+"""Seconds that the loop waits for an answer, which usually comes after 0.0003, and that it leaves between two looks."""
 _STORE_S: Final = 10.0
 """Seconds after which the background thread gives a store up."""
 _CLOCKS_S: Final = 10.0
@@ -97,6 +97,7 @@ class RankNotes:
         self._closed = False
         self._pool: ThreadPool | None = None
         self._clerk: _Clerk | None = None
+        self._asked = 0.0  # when the last question was asked
         self._batches = 0
         self._entered: tuple[int, Any] | None = None  # the epoch and the source's place where reading began
         self._name: str | None = None  # of this loader among the ranks, once the note of this epoch was sent
@@ -171,7 +172,8 @@ class RankNotes:
                 if board is None or board.dead:
                     return
                 if self._name is not None:
-                    self._ask(_Question(board, self._name), wait=last)
+                    if last or time.monotonic() - self._asked > _AT_MOST_S:
+                        self._ask(_Question(board, self._name), wait=last)
                 elif place is not None and (marks := self._positions.first.note(place)):
                     self._ask(self._question(board, members, epoch, place["position"], marks), wait=True)
         except Exception as exc:
@@ -209,6 +211,7 @@ class RankNotes:
             weakref.finalize(self, _end, clerk, pool, os.getpid())  # before the pool's own, which has more patience
             self._clerk, self._pool = clerk, pool
         assert self._clerk is not None
+        self._asked = time.monotonic()
         self._clerk.asked += 1
         self._pool.submit(question)
         self._clerk.has_answered(wait=wait)
