@@ -5,7 +5,7 @@ lost in silence. Only the other ranks can tell. So the first rank that reads an 
 checksums. Every later rank compares its own. A rank that differs raises, and leaves a second note, the *alarm*, at which the others look
 after 2, 4, 8, … batches and at the end of an epoch.
 
-**Nothing depends on the store.** One background thread per loader talks to it, over a connection of its own. The loop waits for an answer
+**Nothing depends on the store.** One background thread per loader talks to it, over a separate connection. The loop waits for an answer
 twice in an epoch, after its note and at its end, for `_AT_MOST_S` each, and not while an earlier answer is missing. After an error this process writes no more notes.
 
 **A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the same place in the code,
@@ -77,7 +77,7 @@ def dealt_twice(first: FirstNode[Any]) -> str:
     return (
         f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', or build it for a single rank "
         f"(num_replicas=1, world_size=1, …), so that it yields everything. Or it is not seeded alike on every rank: give it the same seed everywhere, or no "
-        f"generator of its own, so that the loader seeds it."
+        f"private generator, so that the loader seeds it."
     )
 
 

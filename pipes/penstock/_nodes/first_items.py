@@ -1,7 +1,7 @@
 """FirstItems: by what another process can tell whether its iterable begins with the same items.
 
-Items are not compared as a whole. Ranks may augment them with generators of their own, or store them under paths of their own, although all
-of them read the same records. So each field is compared for itself, over the first items, and one field that agrees is enough.
+Items are not compared as a whole. Ranks may augment them with private generators, or keep them under other paths, although all of them read
+the same records. So each field is compared for itself, over the first items, and one field that agrees is enough.
 
 A field counts if it names the record: text, bytes, whole numbers, or a row of them (tokens). If the items have no such field, floats and
 pictures count. A field that is the same in all of these items says nothing about their order.
