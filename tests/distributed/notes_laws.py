@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock import Loader
-from penstock._loader import rank_notes
+from penstock._loader import note_board
 from penstock.nodes import Batcher, Cycler, IterableSource, Prefetcher, Sharder
 from penstock.testing import Tagged
 
@@ -161,7 +161,7 @@ def by_hand(own) -> Loader:
 def compared(one: Loader) -> bool:
     """Whether this loader has sent a note that counts."""
     notes = one._reader.notes
-    return notes is not None and notes._clerk is not None and notes._clerk.answered > 0 and notes._name not in rank_notes._given_up
+    return notes is not None and notes._clerk is not None and notes._clerk.answered > 0 and notes._name not in note_board.given_up
 
 
 # Nothing differs.
@@ -374,7 +374,7 @@ def a_mesh_is_compared_along_its_dimension():
 
 
 def main() -> None:
-    rank_notes._AT_MOST_S = 100.0
+    note_board.AT_MOST_S = 100.0
     dist.init_process_group("gloo", timeout=timedelta(seconds=200))
     checks = [
         healthy_loaders_raise_no_alarm,

@@ -15,7 +15,7 @@ from ranks import RANK, WORLD_SIZE, error, gathered
 from torch.distributed import distributed_c10d
 
 from penstock import Loader
-from penstock._loader import rank_notes
+from penstock._loader import note_board
 from penstock.testing import Tagged
 
 N = 96
@@ -85,7 +85,7 @@ def stopped(folder: Path) -> None:
                     waited_for(folder, f"done{other}")
                 os.kill(pid, signal.SIGCONT)
         sys.stdout.write(f"9 epochs beside a store that was stopped: {took:.2f} s\n")
-        assert took < rank_notes._STORE_S / 2
+        assert took < note_board._STORE_S / 2
     list(before if RANK == 0 else loader(1))
     dist.barrier()
     dist.destroy_process_group()

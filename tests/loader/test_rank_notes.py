@@ -13,20 +13,21 @@ import pytest
 import torch.distributed as dist
 
 from penstock import Loader
-from penstock._loader import rank_notes
-from penstock._loader.rank_notes import _agree, _Board, _Clerk, _digest, _place_in_the_code, _Question, _signed
+from penstock._loader import note_board, rank_notes
+from penstock._loader.note_board import Board, Clerk, Question, _agree, _signed
+from penstock._loader.rank_notes import _digest, _place_in_the_code
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def board(rank: int = 0, store: Any = None) -> _Board:
-    return _Board(store or dist.HashStore(), rank)
+def board(rank: int = 0, store: Any = None) -> Board:
+    return Board(store or dist.HashStore(), rank)
 
 
 def note(marks: list[int], age_s: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {**_signed(marks=marks, rank=7), "at": rank_notes._since - age_s, **more}
+    return {**_signed(marks=marks, rank=7), "at": note_board._since - age_s, **more}
 
 
 def test_the_first_note_stays() -> None:
@@ -52,10 +53,10 @@ def test_a_note_of_an_earlier_job_is_replaced(age_s: float, host: str | None, is
 
 def test_this_process_began_before_now() -> None:
     """And not when penstock was imported: others may have written notes by then. Seen to fail with seconds since the machine was started."""
-    began = rank_notes._began()
+    began = note_board._began()
     assert time.time() - 24 * 3600 < began < time.time()
-    assert abs(began - rank_notes._began()) < 0.1
-    assert began < rank_notes._since + 0.1
+    assert abs(began - note_board._began()) < 0.1
+    assert began < note_board._since + 0.1
 
 
 def test_notes_agree_if_they_share_a_mark_or_were_given_up() -> None:
@@ -69,9 +70,9 @@ def test_old_notes_are_deleted() -> None:
     """A run may have millions of epochs. Seen to fail without the deletion."""
     store = dist.HashStore()
     one = board(store=store)
-    for k in range(rank_notes._KEPT + 10):
+    for k in range(note_board.KEPT + 10):
         one.first(f"{k}", note([k]))
-    assert store.num_keys() == rank_notes._KEPT
+    assert store.num_keys() == note_board.KEPT
     assert one.read("9") is None
     assert one.read("10") is not None
 
@@ -83,16 +84,16 @@ class Dead:
         raise dist.DistNetworkError("connection reset by peer")
 
 
-def ask(clerk: _Clerk, one: _Board, *, marks: list[int], key: str = "key") -> _Clerk:
+def ask(clerk: Clerk, one: Board, *, marks: list[int], key: str = "key") -> Clerk:
     clerk.asked += 1
-    clerk(_Question(one, "alarm", key, marks, 3), [0], None)  # type: ignore[arg-type]
+    clerk(Question(one, "alarm", key, marks, 3), [0], None)  # type: ignore[arg-type]
     return clerk
 
 
 def test_a_store_that_fails_is_not_used_again() -> None:
     """And it is no error. Seen to fail: the error came in the thread, and the next question was asked."""
     one = board(store=Dead())
-    clerk = ask(_Clerk(), one, marks=[1])
+    clerk = ask(Clerk(), one, marks=[1])
     assert one.dead
     assert clerk.fault is None
     one._store = dist.HashStore()
@@ -103,7 +104,7 @@ def test_a_store_that_fails_is_not_used_again() -> None:
 
 def test_an_answer_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not for long. Seen to fail: each batch waited again."""
-    clerk = _Clerk()
+    clerk = Clerk()
     clerk.asked = 1
     waits: list[float] = []
 
@@ -118,33 +119,33 @@ def test_an_answer_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clerk, "_bell", Silent())
     assert [clerk.has_answered(wait=True) for _ in range(3)] == [False] * 3
     assert len(waits) == 1
-    assert 0 < waits[0] <= rank_notes._AT_MOST_S
+    assert 0 < waits[0] <= note_board.AT_MOST_S
 
 
 def test_the_rank_that_differs_tells_the_one_that_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third one, which agrees with neither, is not told by the alarm of others, nor one that has given up. Seen to fail: everyone who looked was told."""
     store = dist.HashStore()
-    first, second = ask(_Clerk(), board(0, store), marks=[1]), ask(_Clerk(), board(1, store), marks=[2])
+    first, second = ask(Clerk(), board(0, store), marks=[1]), ask(Clerk(), board(1, store), marks=[2])
     assert first.fault is None
     assert second.fault is not None
     assert second.fault["ranks"] == [0, 1]
     for said, hears in (([1], True), ([2], False), ([], False)):
-        monkeypatch.setattr(rank_notes, "_said", {"key": said})
-        clerk = _Clerk()
-        clerk(_Question(board(0, store), "alarm"), [0], None)  # type: ignore[arg-type]
+        monkeypatch.setattr(note_board, "said_here", {"key": said})
+        clerk = Clerk()
+        clerk(Question(board(0, store), "alarm"), [0], None)  # type: ignore[arg-type]
         assert (clerk.fault is not None) is hears, said
-    monkeypatch.setattr(rank_notes, "_said", {"key": [1]})
-    monkeypatch.setattr(rank_notes, "_given_up", {"alarm"})
-    clerk = _Clerk()
-    clerk(_Question(board(0, store), "alarm"), [0], None)  # type: ignore[arg-type]
+    monkeypatch.setattr(note_board, "said_here", {"key": [1]})
+    monkeypatch.setattr(note_board, "given_up", {"alarm"})
+    clerk = Clerk()
+    clerk(Question(board(0, store), "alarm"), [0], None)  # type: ignore[arg-type]
     assert clerk.fault is None
 
 
 def test_a_note_that_was_given_up_is_compared_with_nothing() -> None:
     store = dist.HashStore()
-    ask(_Clerk(), board(0, store), marks=[1])
-    ask(_Clerk(), board(1, store), marks=[])
-    assert ask(_Clerk(), board(2, store), marks=[2]).fault is None
+    ask(Clerk(), board(0, store), marks=[1])
+    ask(Clerk(), board(1, store), marks=[])
+    assert ask(Clerk(), board(2, store), marks=[2]).fault is None
 
 
 def places(count: int) -> list[str]:
