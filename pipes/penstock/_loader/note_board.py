@@ -225,3 +225,4 @@ def _began() -> float:
 
 
 _since = _began()  # notes that are older belong to an earlier job
+os.register_at_fork(after_in_child=_end_of_group)  # a new process, which has written none

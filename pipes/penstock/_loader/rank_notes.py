@@ -6,7 +6,8 @@ checksums. Every later rank compares its own. A rank that differs raises, and le
 after 2, 4, 8, … batches and at the end of an epoch.
 
 **Nothing depends on the store.** One background thread per loader talks to it, over a separate connection. The loop waits for an answer
-twice in an epoch, after its note and at its end, for `AT_MOST_S` each, and not while an earlier answer is missing. After an error this process writes no more notes.
+twice in an epoch, after its note and at its end, for `AT_MOST_S` each, and not while an earlier answer is missing. After an error this
+process writes no more notes in the store.
 
 **A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the same place in the code,
 with the same settings, and begin at the same position. If a process has two loaders of the same name that may differ, it gives the name up: it
