@@ -278,7 +278,7 @@ DIFFER = {
 def every_rank_hears_of_a_difference_whoever_is_late():
     """The early rank has read four batches before the others begin. It goes on when all of them have seen the difference.
 
-    Seen to fail: without the look at the alarm, the early rank read to the end; without the note, everyone.
+    Seen to fail: without the look at the alarm, the early rank read to the end.
     """
     for name, build in DIFFER.items():
         for early in {0, WORLD_SIZE - 1}:
@@ -332,7 +332,7 @@ def a_rank_that_reads_a_single_batch_raises_no_alarm():
 def more_loaders_of_the_same_place_on_a_rank_raise_no_alarm():
     """Rank 0 reads one of two more first. Nobody knows which of them the other ranks have, so none is compared.
 
-    Seen to fail: with loaders that are known only once they are read.
+    Seen to fail: when no name was given up.
     """
     several = [loader(SubsetRandomSampler(range(k, k + 20)), seed=23) for k in range(2 if RANK else 0, 3)]
     for early in (True, False):
@@ -345,7 +345,7 @@ def more_loaders_of_the_same_place_on_a_rank_raise_no_alarm():
 
 
 def loaders_built_in_another_order_raise_no_alarm():
-    """Two of the same place and length, and two of different lengths, which are compared. Seen to fail with a number for each loader of a place."""
+    """Two of the same place and length, and two of different lengths, which are compared."""
     for lengths, are_compared in (((20, 20), False), ((20, 24), True)):
         ks = (0, 1) if RANK else (1, 0)
         several = [loader(SubsetRandomSampler(range(k, k + lengths[k])), seed=24 + are_compared) for k in ks]

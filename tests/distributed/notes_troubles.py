@@ -50,10 +50,7 @@ def waited_for(folder: Path, name: str) -> int:
 
 
 def stopped(folder: Path) -> None:
-    """Rank 0 has the store and is stopped, while the others read three epochs and close their loaders; then it reads too.
-
-    Seen to fail with the store used in the loop: the others had read nothing when rank 0 went on.
-    """
+    """Rank 0 has the store and is stopped, while the others read three epochs and close their loaders; then it reads too."""
     if RANK == 0:
         store = dist.TCPStore("127.0.0.1", 0, WORLD_SIZE, is_master=True, wait_for_workers=False)
         told(folder, "port", store.port)
@@ -97,8 +94,7 @@ def remade(folder: Path) -> None:
     (gloo itself sometimes takes the addresses of the group before for its own in such a store, so here each group has a store, and the notes another.)
 
     Rank 1 reads nothing in the first group, and is the first to read in the second, where it would compare itself with rank 0 of the first group.
-    In the third, the ranks differ. Seen to fail: without `_end_of_group`; and a difference in the third group was not seen while the process
-    remembered the notes of the first.
+    In the third, the ranks differ. Seen to fail: without `_end_of_group`.
     """
     lives = dist.FileStore(str(folder / "notes"), -1)
     distributed_c10d._get_default_store = lambda: lives

@@ -168,7 +168,7 @@ def test_the_name_of_a_loader_is_the_same_in_every_process() -> None:
 
 
 def test_loaders_without_a_process_group_write_nothing() -> None:
-    """They can be copied and pickled, are collected at once, and start no thread. Seen to fail: the place in the code kept them alive."""
+    """They can be copied and pickled, are collected at once, and start no thread."""
     loader = Loader.from_dataset(Tagged(8), batch_size=2, sampler=[*range(8)])
     assert loader._reader.notes is not None
     for one in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader)), loader):
