@@ -1,6 +1,6 @@
 """What `check_ranks` says on two ranks, of loaders that differ and of loaders that are equal. Writes it into the file given, as JSON by name.
 
-Each process has another seed of hashes (``PYTHONHASHSEED`` is not set), so a set of texts has another order on each rank.
+The numbers are passed as arguments, so that the ranks leave no notes for each other. Each process has another seed of hashes (``PYTHONHASHSEED`` is not set), so a set of texts has another order on each rank.
 """
 
 from __future__ import annotations
@@ -115,12 +115,12 @@ SAMPLERS = {
 
 
 def by_hand(sampler):
-    return Loader(Prefetcher(Mapper(Batcher(Sharder(Cycler(SamplerWrapper(sampler))), 4), Fetch(Tagged(2 * N)))))
+    return Loader(Prefetcher(Mapper(Batcher(Sharder(Cycler(SamplerWrapper(sampler)), RANK, 2), 4), Fetch(Tagged(2 * N)))))
 
 
 LOADERS = {
     **{name: lambda make=make, **words: own(Tagged(2 * N), sampler=make())(**words) for name, make in SAMPLERS.items()},
-    **{f"{name}, read by a thread": lambda make=make: by_hand(make()) for name, make in SAMPLERS.items()},
+    **{f"{name}, read by a thread": lambda make=make, **_: by_hand(make()) for name, make in SAMPLERS.items()},
     "other batches": own(Tagged(N), batch_sampler=lambda: [[1, 2], [3], [4]] if RANK else [[1], [2, 3], [4]]),
     "other batches, within": own(Tagged(N), batch_sampler=lambda: BatchSampler(LaterEpochs(), 4, True), split="within"),
     "another order of the files": own(lambda: named(FILES[:: 1 - 2 * RANK])),
@@ -154,7 +154,7 @@ def said_at_each_moment(loader):
 def updated():
     """Before the training loop has updated the sampler, and behind that."""
     sampler = Updated()
-    with Loader.from_dataset(Tagged(N), batch_size=4, sampler=sampler, plan_ahead=False) as loader:
+    with Loader.from_dataset(Tagged(N), batch_size=4, sampler=sampler, plan_ahead=False, rank=RANK, world_size=2) as loader:
         said = [error(lambda: check_ranks(loader))]
         list(loader)
         sampler.by = RANK
@@ -174,7 +174,7 @@ def equal(kind):
 def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     warnings.simplefilter("ignore")
-    said = {name: said_at_each_moment(make()) for name, make in LOADERS.items()}
+    said = {name: said_at_each_moment(make(rank=RANK, world_size=2)) for name, make in LOADERS.items()}
     said["updated"] = updated()
     with tempfile.TemporaryDirectory() as folder:
         said |= {f"equal: {name}": equal(kind) for name, kind in {**KINDS, **files(Path(folder)), **EQUAL}.items()}

@@ -32,6 +32,30 @@ def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> N
     assert len(set(re.findall(r"good: \w+\n", said))) == {1: 15, 2: 19, 4: 21}[world_size]
 
 
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2, 4])
+def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
+    """Each law is a function of notes_laws.py, seen to fail as it says there."""
+    said = run_program(HERE / "notes_laws.py", ranks=world_size)
+    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 3, 2: 9, 4: 10}[world_size]
+
+
+def test_a_store_that_does_not_answer_delays_nobody(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """The process with the store is stopped while the others read; see notes_troubles.py."""
+    said = run_program(HERE / "notes_troubles.py", "stopped", tmp_path, ranks=3)
+    assert said.count("9 epochs beside a store that was stopped") == 2
+
+
+def test_notes_of_an_earlier_group_raise_no_alarm(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """The store outlives the groups; see notes_troubles.py."""
+    run_program(HERE / "notes_troubles.py", "remade", tmp_path, ranks=2)
+
+
+def test_notes_of_an_earlier_life_raise_no_alarm(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """Other processes, in a store that is still there; see notes_troubles.py."""
+    for life in range(2):
+        run_program(HERE / "notes_troubles.py", "restarted", tmp_path, life, ranks=2)
+
+
 @pytest.fixture(scope="module")
 def disagreements(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]]]:
     """What `check_ranks` says on each of two ranks; see disagreements.py."""

@@ -578,12 +578,17 @@ def put_dict(cell, epoch):
     cell["epoch"] = epoch
 
 
+def put_in_dict(cell, epoch):
+    cell["epoch"].fill_(epoch)
+
+
 SHARED = {
     "Value": (lambda manager: multiprocessing.Value("i", 0), of_value, put_value),
     "RawValue": (lambda manager: multiprocessing.sharedctypes.RawValue(ctypes.c_long, 0), of_value, put_value),
     "Array": (lambda manager: multiprocessing.Array("d", 3), of_array, put_array),
     "RawArray seen as an array": (lambda manager: np.frombuffer(multiprocessing.RawArray("l", 4), "l"), of_array, put_array),
     "a shared tensor": (lambda manager: torch.zeros(3).share_memory_(), of_array, put_array),
+    "a tensor in a dict": (lambda manager: {"epoch": torch.zeros(()).share_memory_()}, of_dict, put_in_dict),
     "a Manager's Value": (lambda manager: manager.Value("i", 0), of_value, put_value),
     "a Manager's dict": (lambda manager: manager.dict(epoch=0), of_dict, put_dict),
 }

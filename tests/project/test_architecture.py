@@ -68,7 +68,7 @@ ASKED = {  # what any file may use: it starts nothing and locks nothing. It tell
 ONLY_IN = {  # module: the rooms and files that may import it
     **dict.fromkeys(CONCURRENCY, " ".join(["_workers", *THREADS_AND_LOCKS])),
     "torchdata": "_nodes.node",
-    "torch.distributed": "_nodes.ranks _nodes.sharder _loader.check_ranks _loader.canonical_graph _loader.loader",
+    "torch.distributed": "_nodes.ranks _nodes.sharder _loader.check_ranks _loader.note_board _loader.canonical_graph _loader.loader",
     "accelerate": "integrations.accelerate",
     "lightning": "integrations.lightning",
     "pytorch_lightning": "integrations.lightning",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 10_000
 """Objects that a walk visits. Plain ones (numbers, text, arrays) do not count."""
+SMALL: Final = 1024
+"""Bytes of the largest array or tensor that is looked at. A larger one is data."""
 _ITEMS: Final = 10_000
 """Items of one container that a walk looks at. A container with more of them holds data."""
 _MANY: Final = 64
@@ -51,7 +53,7 @@ class Held(NamedTuple):
 def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = ()) -> tuple[list[Held], bool]:
     """What ``roots`` are and hold, those near to a root first, each once; and whether the walk was cut.
 
-    Plain values are left out, and so are modules, the classes of libraries, and what only C code can reach. The paths are the same in every process.
+    Plain values are left out (but not small arrays and tensors), and so are modules, the classes of libraries, and what only C code can reach. The paths are the same in every process.
 
     Args:
         roots: Objects, by the first word of their paths.
@@ -59,19 +61,22 @@ def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = (
         without: The ids of objects at which the walk ends.
     """
     found: dict[int, Held] = {}
+    arrays: dict[int, Held] = {}
     parts = deque(Held(name, one, functools.partial(_same, one)) for name, one in roots.items())
     data: deque[Held] = deque()
     while parts or data:
         one = (parts or data).popleft()
         if id(one.value) in found or id(one.value) in without or isinstance(one.value, (*_PLAIN, ModuleType)):
+            if isinstance(one.value, np.ndarray | torch.Tensor) and one.value.nbytes <= SMALL:
+                arrays.setdefault(id(one.value), one)
             continue
         if len(found) >= most:
-            return list(found.values()), True
+            return [*found.values(), *arrays.values()], True
         found[id(one.value)] = one
         many = isinstance(one.value, _CONTAINERS) and len(one.value) > _MANY
         with contextlib.suppress(Exception):  # an object that refuses to be looked at, or that another thread changes
             (data if many else parts).extend(_inside(one))
-    return list(found.values()), any(_is_long(one.value) for one in found.values())
+    return [*found.values(), *arrays.values()], any(_is_long(one.value) for one in found.values())
 
 
 def code_names(code: CodeType) -> set[str]:
@@ -130,14 +135,14 @@ def _is_full(cell: Any) -> bool:
 def _inside(one: Held) -> Iterator[Held]:
     path, value = one.path, one.value
     if isinstance(value, list | tuple | deque):
-        for place, item in enumerate(islice(value, _ITEMS)) if not _all_plain(value) else ():
-            if not _is_data(item):
+        for place, item in enumerate(islice(value, _ITEMS)) if len(value) <= _MANY or not _all_plain(value) else ():
+            if _is_part(item, value):
                 yield Held(f"{path}[{place}]", item, functools.partial(_item, value, place))
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
     elif isinstance(value, dict):
         for place, (key, item) in enumerate(list(islice(value.items(), _ITEMS))):
-            if not _is_data(item):
+            if _is_part(item, value):
                 name = f"{key!r:.40}" if isinstance(key, _PLAIN) else f"key {place}"  # a repr may have an address
                 yield Held(f"{path}[{name}]", item, functools.partial(_item, value, key))
         if hasattr(value, "__dict__"):
@@ -203,6 +208,10 @@ def _names_in(slots: Any) -> tuple[str, ...]:
 
 def _all_plain(values: Any) -> bool:
     return all(issubclass(kind, _PLAIN) for kind in set(map(type, islice(values, _ITEMS))))
+
+
+def _is_part(item: Any, container: Any) -> bool:
+    return not _is_data(item) or (len(container) <= _MANY and isinstance(item, np.ndarray | torch.Tensor))
 
 
 def _is_data(value: Any) -> bool:

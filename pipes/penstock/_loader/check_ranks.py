@@ -1,4 +1,4 @@
-"""check_ranks: verify that all ranks load parts of the same sequence. The only code in which ranks communicate, and only on request."""
+"""check_ranks: verify that all ranks load parts of the same sequence. The only code in which ranks wait for each other, and only on request."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed
 
 from penstock._errors import GraphError, StateMismatch
+from penstock._loader.rank_notes import dealt_twice
 from penstock._nodes.node import place_of
 from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sampler_wrapper import SamplerWrapper
@@ -61,6 +62,7 @@ def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
             "the ranks do not load parts of one sequence: "
             + "; ".join(faults)
             + ". Build the loader from the same data and settings on every rank."
+            + (f" {dealt_twice(loader._reader.positions.first)}" if any(fault.startswith(_PLAN) for fault in faults) else "")
             + f" What {own} keeps in its state must be the same on every rank, too." * bool(own)
         ) from cause
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 from penstock._errors import ClosedError, GraphError, SourceError, StateError, is_own_error
 from penstock._fetch.indices import Indices
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
+from penstock._loader.rank_notes import RankNotes
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -63,6 +64,7 @@ class GraphReader(Generic[T]):
         commits: Which of the delivered batches were trained on.
         closed: Reading is refused from now on.
         owner: The process in which reading began; None before that.
+        notes: Compares this loader with those of other ranks; None if there is nothing to compare.
     """
 
     def __init__(self, root: Node[T], positions: Positions, clock: LoopClock, *, infinite: bool, restart: bool | None) -> None:
@@ -79,6 +81,7 @@ class GraphReader(Generic[T]):
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
+        self.notes = RankNotes.of(positions, self._sharder)
 
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""
@@ -96,6 +99,8 @@ class GraphReader(Generic[T]):
         # A ClosedError is not a failure of the source: it comes from an interrupted jump, which stops a reader in the source.
         if failure is not None and is_own_error(failure) and not isinstance(failure, ClosedError) and not cursor.is_told:
             raise SourceError.after(failure)
+        if self.notes is not None:
+            self.notes.start()
         if not cursor.is_requested:
             cursor.request(self._told.asked())
         try:
@@ -164,6 +169,8 @@ class GraphReader(Generic[T]):
                         f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
                         f"A custom node must pass markers on, as penstock.nodes.Node does."
                     )
+                if self.notes is not None:
+                    self.notes.delivered(cursor.state if cursor.fresh else None)
                 cursor.delivered(state)
                 self.commits.delivered(state)
                 return item.plain() if isinstance(item, Indices) else item
@@ -175,6 +182,8 @@ class GraphReader(Generic[T]):
                 )
             if cursor.fresh and not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
+            if self.notes is not None:
+                self.notes.ended()
             if cursor.marker_read(root.get_state()):
                 raise StopIteration
             self._begin_where_it_stands()

@@ -331,6 +331,8 @@ class Loader(FromDataset, Generic[T]):
         if self._reader.owner is not None and os.getpid() != self._reader.owner:
             return  # a fork: the workers belong to another process
         closing_within(patience, self.root.shutdown)
+        if self._reader.notes is not None:
+            self._reader.notes.close()
 
     def __enter__(self) -> Loader[T]:
         return self

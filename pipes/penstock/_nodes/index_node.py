@@ -170,6 +170,8 @@ class FirstNode(IndexNode[T]):
 
     __module__ = "penstock.nodes"
 
+    compared = False  # whether `note` will be asked; set before anything is read
+
     def __init__(self, facts: Facts) -> None:
         super().__init__(None)
         self.facts = facts
@@ -194,6 +196,13 @@ class FirstNode(IndexNode[T]):
     @property
     def runs_ahead(self) -> bool:
         return self.facts.may_run_ahead
+
+    def note(self, place: State) -> tuple[int, ...]:
+        """Checksums of what is read from ``place`` on. Two ranks read the same if they share one. Empty if there is nothing to compare, or not yet.
+
+        Asked only about a place where reading began, after something was read. Thread-safe; see `RankNotes`.
+        """
+        return ()
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         """Settings that depend on ``place``, as for a `ScheduledOrder`. None is the end of ``epoch``. Accepts unchecked places."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
+from penstock._nodes.first_items import FirstItems
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 log = logging.getLogger("penstock")
+
+_FIRSTS = 64
+"""Passes whose first items are known. The graph may run a few epochs ahead of the loader."""
 
 
 @dataclass
@@ -163,6 +167,8 @@ class IterableSource(FirstNode[Indices]):
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
         self._ended = False
+        self._first = FirstItems()
+        self._firsts: dict[tuple[int, int], FirstItems] = {}  # the last ones, by the epoch and the position where reading began
         super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
 
     @property
@@ -218,6 +224,8 @@ class IterableSource(FirstNode[Indices]):
             used.gave = used.gave or self._position > 0
             self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved raises at this block
             used.left, used.reading = self._inner, False
+        if self.compared and every == 1:
+            self._first.add([item.values for item in taken], ended=self._ended)
         place = {"epoch": self._epoch, "position": self._position, "ended": self._ended, self._reader.KEY: self._inner}
         self._stands = place
         return taken, place
@@ -254,6 +262,10 @@ class IterableSource(FirstNode[Indices]):
             self._stands = None  # at the first read, because moving to a start may read earlier epochs
         return place
 
+    def note(self, place: State) -> tuple[int, ...]:
+        first = self._firsts.get((place["epoch"], place["position"]))
+        return () if first is None else first.marks
+
     def shutdown(self) -> None:
         self._reader.shutdown()
 
@@ -284,6 +296,9 @@ class IterableSource(FirstNode[Indices]):
         self._used.left, self._used.reader = inner, weakref.ref(self)
         if state["ended"]:
             self._end()
+        self._first = self._firsts[self._epoch, self._position] = FirstItems()
+        if len(self._firsts) > _FIRSTS:
+            del self._firsts[next(iter(self._firsts))]
         self._stands = state
 
     def _end(self) -> None:

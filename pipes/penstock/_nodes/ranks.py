@@ -11,6 +11,8 @@ from penstock._arguments import whole_number
 from penstock._errors import GraphError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -83,6 +85,21 @@ class Ranks:
                 f"{came} in the environment must be whole numbers. Set both, or neither, or pass rank and world_size."
             ) from None
         return _checked(rank, world_size, "the environment")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the numbers were passed as arguments."""
+        return self._given is not None
+
+    def members(self) -> Sequence[int]:
+        """The ranks of the process group that share the sequence; empty if the numbers do not come from a process group."""
+        group = process_group()
+        if self._given is not None or group is None:
+            return ()
+        if self._mesh is None:
+            return range(group[1])
+        ranks: list[int] = self._mesh.mesh.tolist()
+        return ranks
 
     def check_group(self) -> None:
         """Refuse to deliver items that were dealt for a rank or world size other than those of the process group.

@@ -170,6 +170,15 @@ class Sharder(IndexNode[T]):
         """The rank and the world size: those pinned when a reader was moved here, or those that a lookup would find now."""
         return self._ranks.now()
 
+    @property
+    def may_have_members(self) -> bool:
+        """Whether `members` may ever return any."""
+        return self._split != "own" and not self._ranks.is_given
+
+    def members(self) -> Sequence[int]:
+        """The ranks of the process group that read the same sequence as this one; see `Ranks.members`. Empty if the source splits itself."""
+        return () if self._split == "own" else self._ranks.members()
+
     def look_up_again(self) -> None:
         """Look up rank and world size again at the next `reset`, because the process group may have been recreated. Changes nothing by itself."""
         self._ranks.forget()

@@ -15,13 +15,10 @@ import numpy as np
 import torch
 
 from penstock._fetch.fetch import Fetch
-from penstock._fetch.held import held
+from penstock._fetch.held import SMALL, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-MOST_BYTES = 1024
-"""Size of the largest value that is read. A larger one is data."""
 
 
 @final
@@ -48,7 +45,7 @@ class SharedValues:
                 values[path] = reader()
             except Exception:
                 del self._readers[path]
-        return {path: value for path, value in values.items() if len(value) <= MOST_BYTES}
+        return {path: value for path, value in values.items() if len(value) <= SMALL}
 
     def changed(self, before: dict[str, bytes]) -> str | None:
         """The path of a value that is no longer what it was ``before``; None if all are."""
@@ -60,14 +57,14 @@ def _reader(value: Any) -> Callable[[], bytes] | None:
     """A function that returns ``value`` as bytes, if it is small and in shared memory."""
     if isinstance(value, torch.Tensor):
         plain: Any = value  # torch has no types for what follows
-        small = plain.device.type == "cpu" and plain.layout == torch.strided and plain.nbytes <= MOST_BYTES and plain.is_shared()
+        small = plain.device.type == "cpu" and plain.layout == torch.strided and plain.nbytes <= SMALL and plain.is_shared()
         return (lambda: value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()) if small else None
     if isinstance(value, np.ndarray):
-        return value.tobytes if value.nbytes <= MOST_BYTES and not value.dtype.hasobject and _is_view(value) else None
+        return value.tobytes if value.nbytes <= SMALL and not value.dtype.hasobject and _is_view(value) else None
     if _is_a(value, "multiprocessing.sharedctypes", "SynchronizedBase"):
         return _reader(value.get_obj())
     if isinstance(value, ctypes._SimpleCData | ctypes.Array | ctypes.Structure):
-        return (lambda: bytes(value)) if ctypes.sizeof(value) <= MOST_BYTES and hasattr(value, "_wrapper") else None
+        return (lambda: bytes(value)) if ctypes.sizeof(value) <= SMALL and hasattr(value, "_wrapper") else None
     if _is_a(value, "multiprocessing.synchronize", "Event") or _is_a(value, "multiprocessing.managers", "EventProxy"):
         return lambda: bytes([value.is_set()])
     if _is_a(value, "multiprocessing.managers", "BaseProxy"):
@@ -75,7 +72,7 @@ def _reader(value: Any) -> Callable[[], bytes] | None:
     if _is_a(value, "multiprocessing.shared_memory", "ShareableList"):
         return lambda: pickle.dumps(list(value))
     if _is_a(value, "multiprocessing.shared_memory", "SharedMemory"):
-        return (lambda: bytes(value.buf)) if value.size <= MOST_BYTES else None
+        return (lambda: bytes(value.buf)) if value.size <= SMALL else None
     return None
 
 

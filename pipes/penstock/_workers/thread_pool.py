@@ -291,6 +291,11 @@ class ThreadPool:
             self._core.ended = True  # not before: after an interrupt, the next call tells the rest, which would otherwise wait forever
             join(list(self._core.threads.values()), patience_s(timeout))
 
+    def abandon(self) -> None:
+        """Tell the threads to end, and do not wait for them. For work that may hang, and that nobody needs."""
+        self._core.stop()
+        self._core.ended = True
+
     def statistics(self) -> WorkerStatistics:
         from penstock._statistics import WorkerStatistics
 
