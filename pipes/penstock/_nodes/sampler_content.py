@@ -69,6 +69,10 @@ _OUTSIDE: Final = frozenset(
 """Names in the user's code through which a sampler may depend on what is in no object."""
 
 
+_NOT_READ: Final = (".__init__", ".__repr__")
+"""Methods that do not run when a sampler is read."""
+
+
 class Memory(NamedTuple):
     """A pickle, and the memory of its ``arrays``, which is not copied."""
 
@@ -194,8 +198,10 @@ class _Reader(pickle.Pickler):
                     f"{value.__qualname__} names {outside[0]}, and so may depend on a file, on the time, or on the environment"
                 )
             self.reached.append([vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__])
-        if is_users(value):
-            self.reached.append(globals_of(value) if isinstance(value, FunctionType) else members_of(value))
+        if isinstance(value, type):
+            self.reached.append({name: one for name, one in members_of(value).items() if not name.endswith(_NOT_READ)})
+        elif is_users(value):
+            self.reached.append(globals_of(value))
 
 
 def _was(*parts: Any) -> None:
