@@ -90,17 +90,15 @@ class TestOwn:
     def test_it_resumes_on_any_rank_of_as_many(self, what, how):
         """Rank 0's state on each rank. Seen to fail: with a checksum of the share in the state."""
         with build(what, "inline", 0) as first, build(what, "inline", 1) as second:
-            for step in range(8):
+            ours, theirs = iter(first), iter(second)
+            for step in range(3):
                 states = [json.loads(json.dumps(one.state_dict())) for one in (first, second)]
                 assert states[0] == states[1]
-                if step in (0, 1, 4, 5, 7):
-                    for rank in range(2):
-                        with build(what, how, rank) as resumed:
-                            resumed.load_state_dict(states[0])
-                            assert batches(resumed, 3) == expected(what, rank, 2, step + 3)[step:]
-                next(iter(first)), next(iter(second))
-                if what != "an infinite one":
-                    break  # a new loop over a finite loader is a new epoch
+                for rank in range(2):
+                    with build(what, how, rank) as resumed:
+                        resumed.load_state_dict(states[0])
+                        assert batches(resumed, 3) == expected(what, rank, 2, step + 3)[step:]
+                next(ours), next(theirs)
 
     def test_not_at_another_world_size(self, what, how):
         with build(what, how, 0) as loader:

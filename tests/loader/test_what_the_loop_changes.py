@@ -625,6 +625,21 @@ def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
     assert all(part in one for one in said for part in (where, "epoch 2", "set_epoch(epoch)", "penstock.sample().epoch"))
 
 
+def test_after_a_change_no_epoch_is_loaded_ahead():
+    """Seen to fail: the batches of every epoch were loaded twice."""
+    cell, loaded = multiprocessing.Value("i", 0), []
+
+    def read(cell):
+        loaded.append(penstock.sample().epoch)
+        return cell.value
+
+    with Loader.from_dataset(Reads(cell, read), 4, num_workers=2, method="thread", prefetch_factor=1) as loader:
+        for cell.value in range(5):
+            values(loader)
+    assert [loaded.count(epoch) for epoch in range(2, 5)] == [N] * 3
+    assert loaded.count(5) == 0
+
+
 @pytest.mark.parametrize("how", ["inline", "threads", "processes"])
 def test_so_is_one_that_an_iterable_reads(how):
     """It is read in this process, ahead of the workers."""
