@@ -12,12 +12,9 @@ import json
 import logging
 import math
 import operator
-import os
 import re
-import sys
-import sysconfig
 from enum import Enum
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -26,6 +23,7 @@ import torch
 
 from penstock._arguments import checksum
 from penstock._errors import first_time
+from penstock._fetch.held import closure_of, globals_of, is_library_file, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,10 +32,6 @@ _logger = logging.getLogger("penstock")
 
 _OUT: Final = object()
 """Stands for a value that is not plain."""
-_LIBRARIES: Final = (
-    os.path.join(Path(__file__).parent.parent, ""),
-    *(os.path.join(path, "") for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))),
-)
 _WORDS: Final = {"version", "settings", "keeps_count"}
 """Attributes of a step that do not count as its values."""
 _AS_TEXT: Final = (
@@ -216,7 +210,7 @@ class PlainValues:
 
     def _once(self, value: Any, where: str) -> Any:
         """A function, a class or an object. If it occurs inside itself, or again next to its code, its name is enough."""
-        if isinstance(value, type) and not (self._code and _is_users(value)):
+        if isinstance(value, type) and not (self._code and is_users(value)):
             return value.__qualname__
         function = getattr(value, "__func__", value)
         is_function = isinstance(function, _FUNCTIONS) or hasattr(value, "__wrapped__")
@@ -238,8 +232,8 @@ class PlainValues:
                 del self._met[id(value)]
         if not self._code:
             return said
-        if isinstance(function, FunctionType) and not _is_library_file(function.__code__.co_filename):
-            said["code"] = self._code_of(function.__code__), self._uses(function)
+        if isinstance(function, FunctionType) and not is_library_file(function.__code__.co_filename):
+            said["code"] = self._code_of(function.__code__), self._dict(globals_of(function), "")
         elif not is_function:
             said["code"] = self.of(type(value))
         return said
@@ -247,7 +241,7 @@ class PlainValues:
     def _is_opaque(self, value: Any) -> bool:
         """Whether only the type of an object is known: it belongs to a library, or is not callable and so is not a step."""
         known = _says(value) or dataclasses.is_dataclass(value) or type(value).__module__.startswith("penstock")
-        return not known and not ((callable(value) or self._code) and _is_users(type(value)))
+        return not known and not ((callable(value) or self._code) and is_users(type(value)))
 
     # The code.
 
@@ -256,18 +250,9 @@ class PlainValues:
         names = (code.co_names, code.co_varnames, code.co_freevars)
         return self._all((code.co_code, code.co_exceptiontable, numbers, names, code.co_consts), "")
 
-    def _uses(self, function: FunctionType) -> dict[str, Any]:
-        """The global values that a function names; for one of the user's modules, those in it."""
-        names = sorted(name for name in _names(function.__code__) if not name.startswith("__"))  # excludes __name__ and __file__
-        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-        for name, value in used.items():
-            if isinstance(value, ModuleType) and not _is_library_file(getattr(value, "__file__", None)):
-                used[name] = {part: vars(value)[part] for part in names if part in vars(value)}
-        return self._dict(used, "")
-
     def _class(self, kind: type) -> dict[str, Any]:
         said: dict[str, Any] = {"name": [base.__qualname__ for base in kind.__mro__], **self._dict(_data_of(kind), "")}
-        for base in filter(_is_users, reversed(kind.__mro__)):
+        for base in filter(is_users, reversed(kind.__mro__)):
             for name, member in sorted(vars(base).items()):
                 parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
                 if functions := [part for part in parts if isinstance(part, FunctionType)]:
@@ -278,13 +263,11 @@ class PlainValues:
 def _held_by_function(function: FunctionType) -> dict[str, Any]:
     """The defaults of a user's function, its closure, and its attributes. For a library function: what it decorates."""
     code, attributes = function.__code__, {name: value for name, value in vars(function).items() if name not in _WORDS}
-    if _is_library_file(code.co_filename):
+    if is_library_file(code.co_filename):
         return {"__wrapped__": attributes["__wrapped__"]} if "__wrapped__" in attributes else {}
     defaults = function.__defaults__ or ()
     values = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # empty
-            values[name] = cell.cell_contents
+    values |= closure_of(function)
     return {**values, **(function.__kwdefaults__ or {}), **attributes}
 
 
@@ -306,22 +289,8 @@ def _held_by_object(holder: Any) -> dict[str, Any]:
 
 def _data_of(kind: type) -> dict[str, Any]:
     """The plain attributes of the user's classes."""
-    members = {name: value for base in filter(_is_users, reversed(kind.__mro__)) for name, value in vars(base).items()}
+    members = {name: value for base in filter(is_users, reversed(kind.__mro__)) for name, value in vars(base).items()}
     return {name: value for name, value in members.items() if type(value) in _DATA and not name.startswith("__") and name not in _WORDS}
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names in ``code`` and in the functions inside it."""
-    return set(code.co_names).union(*(_names(const) for const in code.co_consts if isinstance(const, CodeType)))
-
-
-def _is_users(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    return module is None or kind.__module__ == "__main__" or not _is_library_file(getattr(module, "__file__", None))
-
-
-def _is_library_file(file: str | None) -> bool:
-    return file is None or file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
 
 
 def text_of(value: Any) -> str:
