@@ -131,8 +131,8 @@ class EpochCursor:
 
     @property
     def is_requested(self) -> bool:
-        """Whether an epoch is requested for the next start."""
-        return self._requested is not None
+        """Whether an epoch is requested for the next start, and not only by a trainer's `Loader.sampler`."""
+        return self._requested is not None and not self._by_sampler
 
     def load(self, state: State) -> None:
         """``state`` was loaded, and the next run continues from it."""

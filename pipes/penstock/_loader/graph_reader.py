@@ -101,8 +101,8 @@ class GraphReader(Generic[T]):
             raise SourceError.after(failure)
         if self.notes is not None:
             self.notes.start()
-        if not cursor.is_requested:
-            cursor.request(self._told.asked())
+        if not cursor.is_requested and (asked := self._told.asked()) is not None:
+            cursor.request(asked)
         try:
             move, state = cursor.start(), None
         except StateError:
