@@ -215,6 +215,19 @@ class TestSetEpochOnTheUsersObject:
             assert values(other) == whole[2][4:]
 
 
+def test_it_comes_before_the_number_of_a_trainer():
+    """Lightning sets its own number on ``loader.sampler`` before each epoch. Seen to fail: the user's call counted for nothing."""
+    sampler = Epochs()
+    with Loader.from_dataset(Tagged(N), 4, sampler=sampler, num_workers=2) as loader:
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            sampler.set_epoch(epoch + 2)
+            assert values(loader)[0] == 1000 * (epoch + 2) + epoch + 2
+        loader.set_epoch(1)
+        sampler.set_epoch(7)
+        assert values(loader)[0] == 1001
+
+
 def test_an_epoch_may_be_assigned():
     sampler = Epochs()
     with Loader.from_dataset(Tagged(N), 4, sampler=sampler) as loader:
