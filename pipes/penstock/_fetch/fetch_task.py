@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import GraphError
+from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
 from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
@@ -289,7 +290,7 @@ class FetchTask(Task):
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
             for dataset in self.epoch_aware:
-                dataset.set_epoch(epoch)
+                tell_epoch(dataset, epoch)
         self.generators.expire()
         self._epoch = epoch
 

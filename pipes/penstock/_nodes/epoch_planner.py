@@ -15,6 +15,7 @@ from penstock._random.global_rng import GlobalRngSnapshot
 if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan
     from penstock._nodes.plan_source import Place, PlanRequest
+    from penstock._nodes.sampler_content import Memory
 
 log = logging.getLogger("penstock")
 
@@ -32,17 +33,27 @@ class EpochPlanner:
         batches: Whether it yields batches. None: it does not, but the user has not said so, and a list is refused.
         infinite: It may go on past its length.
         pristine: A copy of it that is never read; None if there is none. Then the user may change the sampler, so no copy may replace it.
+        reached: What its code reaches by name must be when it is read.
         named: Log that a sampler without a copy cannot be moved to another epoch.
     """
 
     def __init__(
-        self, sampler: Any, seed: int, *, batches: bool | None, infinite: bool = False, pristine: Any = None, named: bool = False
+        self,
+        sampler: Any,
+        seed: int,
+        *,
+        batches: bool | None,
+        infinite: bool = False,
+        pristine: Any = None,
+        reached: Memory | None = None,
+        named: bool = False,
     ) -> None:
         self._sampler = sampler
         self._seed = seed
         self._batches = batches
         self._infinite = infinite
         self._pristine = pristine
+        self._reached = reached
         self._named = named
         self._remembers = not owns_its_randomness(sampler)
         self._next_epoch: int | None = 0  # the epoch that the sampler yields next; None: it was left in the middle of one
@@ -55,9 +66,9 @@ class EpochPlanner:
         """The plan of an epoch, or of the block with the requested position. Errors of the sampler name the epoch.
 
         The first plan is made where the loop waits. If the sampler then draws from the global generators, so are all others, because they must be
-        seeded. Otherwise the next ones are made in a thread, and if the generators move meanwhile, the plan says that it drew.
+        seeded. Otherwise the next ones are made in a thread. If the generators move meanwhile, or what its code reaches changes, the plan says that it drew.
         """
-        before = self._watch.look() if self.place == "thread" and self._remembers else None
+        before = (self._watch.look(), self._reaches_the_same()) if self.place == "thread" and self._remembers else None
         try:
             if self._reading is None or (self._reading.epoch, self._reading.begin) != request[:2]:
                 self._begin(request)
@@ -76,10 +87,17 @@ class EpochPlanner:
             self.close()
             self._next_epoch = request.epoch + 1
         if before is not None:
-            plan = replace(plan, drew=self._watch.look() != before)
+            plan = replace(plan, drew=before != (self._watch.look(), True) or not self._reaches_the_same())
         elif self._pristine is not None and not plan.drew and not plan.is_block:
             self.place = "thread"
         return replace(plan, said=plan.signature())  # here, where the consumer does not wait for it
+
+    def _reaches_the_same(self) -> bool:
+        """Whether what the sampler's code reaches by name, which a copy shares, is what it was."""
+        try:
+            return self._reached is None or content(self._sampler).reached.equals(self._reached)
+        except CannotCompare:
+            return False
 
     def trial(self) -> EpochPlanner | None:
         """A planner over a copy of the sampler, which plans here and changes nothing. None if the sampler cannot be copied."""
@@ -131,11 +149,12 @@ class EpochPlanner:
 
     def _keeps_memory(self, epoch: int) -> bool:
         """Whether the sampler holds something else once it has yielded ``epoch``, as a copy shows. True if nobody can tell."""
-        if (trial := copied(self._sampler)) is None:
-            return True
-        self._read_past(trial, epoch)
         tell(self._sampler, epoch, seeded=True)
         try:
+            content(self._sampler)  # raises where a copy may share a memory, which a trial would advance
+            if (trial := copied(self._sampler)) is None:
+                return True
+            self._read_past(trial, epoch)
             return not content(trial).own.equals(content(self._sampler).own)
         except CannotCompare:
             return True

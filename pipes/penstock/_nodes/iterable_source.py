@@ -23,6 +23,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
+import torch
+
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
@@ -33,7 +35,6 @@ from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, 
 from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
 from penstock._nodes.stream_rng import START, StreamRng
-from penstock._nodes.told_epochs import epoch_cells
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class IterableSource(FirstNode[Indices]):
         self.seed_global_rngs = seed_global_rngs
         self._seed = checked_seed(seed)
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
-        self._keeps_epoch = self._reader.told and bool(epoch_cells(iterable))
+        self._keeps_epoch = self._reader.told and not any(map(_is_shared, getattr(iterable, "__dict__", {}).values()))
         self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
@@ -173,7 +174,7 @@ class IterableSource(FirstNode[Indices]):
 
     @property
     def watched(self) -> Sequence[Any]:
-        return [self.iterable] if self._keeps_epoch else ()
+        return [self.iterable] if self._reader.told else ()
 
     @property
     def runs_ahead(self) -> bool:
@@ -431,3 +432,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _state_of(self, state: Any) -> Any:
         return encoded(state, f"the state_dict of {type(self.iterable).__name__}: state")
+
+
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and bool(value.is_shared())  # type: ignore[no-untyped-call]

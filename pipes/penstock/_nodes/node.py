@@ -184,11 +184,6 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return ()
 
     @property
-    def tells_here(self) -> bool:
-        """Whether that is in this process, and not in workers, which have copies."""
-        return True
-
-    @property
     def runs_ahead(self) -> bool:
         """Whether the next epoch may be read before the loop asks for it. Called in the thread that reads the node."""
         return self._source is None or self._source.runs_ahead

@@ -257,12 +257,9 @@ class ParallelMapper(Node[T]):
         return self.executor.epoch_aware
 
     @property
-    def tells_here(self) -> bool:
-        return not self.num_workers
-
-    @property
     def runs_ahead(self) -> bool:
-        return not self._shared_changed and self.source.runs_ahead
+        tells_ahead = self.executor.epoch_aware and not self.num_workers  # the user's own dataset, which is read here
+        return not self._shared_changed and not tells_ahead and self.source.runs_ahead
 
     def begin(self, place: State) -> bool:
         before, self._shared_before = self._shared_before, None

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from penstock._arguments import checksum
 from penstock._errors import GraphError
+from penstock._fetch.epoch_calls import tell_epoch
 from penstock._nodes.encoding import TAG, decoded, encoded
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
@@ -159,7 +160,7 @@ class IterableReader:
 
     def _tell(self, epoch: int) -> None:
         if self.told:
-            self._iterable.set_epoch(epoch)
+            tell_epoch(self._iterable, epoch)
 
 
 @final

@@ -7,7 +7,8 @@ and tensors are compared as memory: 10**7 weights take 6 ms. Functions and class
 from __future__ import annotations
 
 import pickle
-from types import FunctionType, ModuleType
+import random
+from types import BuiltinFunctionType, FunctionType, MethodWrapperType, ModuleType
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
@@ -23,6 +24,7 @@ _ARRAYS: Final = 2**28
 """Bounds on what is compared: objects that are not plain, bytes of their pickle, bytes of arrays. The first two take at most 50 ms."""
 
 
+_GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 _OUTSIDE: Final = frozenset(
     [
         "open",
@@ -69,6 +71,8 @@ _OUTSIDE: Final = frozenset(
 """Names in the user's code through which a sampler may depend on what is in no object."""
 
 
+_OWN_COPY: Final = frozenset(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
+"""Methods of the user's class with which a copy may share something, or a comparison may miss something."""
 _NOT_READ: Final = (".__init__", ".__repr__")
 """Methods that do not run when a sampler is read."""
 
@@ -112,6 +116,7 @@ def content(sampler: Any) -> Content:
     reader = _Reader(sampler)
     try:
         own = reader.dumped(sampler)
+        reader._is_reaching = True
         while reader.reached:  # which may name other functions
             reached, reader.reached = reader.reached, []
             reader.dump(reached)
@@ -148,6 +153,7 @@ class _Reader(pickle.Pickler):
         self.arrays: list[np.ndarray] = []
         super().__init__(self.text, 5, buffer_callback=self._kept)
         self.reached: list[Any] = []
+        self._is_reaching = False
         self._left, self._bytes = _OBJECTS, 0
         self._met: set[int] = set()
         # Every reading seeds these anew, so their states do not matter.
@@ -176,8 +182,15 @@ class _Reader(pickle.Pickler):
         if isinstance(value, torch.Tensor):
             plain = value.detach().cpu().contiguous()
             return _was, (str(value.dtype), str(value.device), tuple(value.shape), plain.reshape(-1).view(torch.uint8).numpy())
+        if isinstance(value, _GENERATORS) and self._is_reaching:
+            raise CannotCompare(f"its code reaches a {type(value).__name__}, which a copy would share")
         if isinstance(value, torch.Generator):
             return _was, (value.get_state(),)
+        if isinstance(value, BuiltinFunctionType | MethodWrapperType):  # a copy has the same owner
+            self.reached.append(None if isinstance(value.__self__, ModuleType) else value.__self__)
+            return _was, (id(value.__self__), value.__name__)
+        if type(value).__module__ == "multiprocessing.shared_memory":
+            raise CannotCompare(f"it holds a {type(value).__name__}, which a copy would share")
         if type(value) in (RandomSampler, SequentialSampler):  # of their data they use its length only
             return _was, (type(value), len(value.data_source), {name: one for name, one in vars(value).items() if name != "data_source"})
         if isinstance(value, ModuleType):
@@ -193,12 +206,15 @@ class _Reader(pickle.Pickler):
             return
         self._met.add(id(value))
         if isinstance(value, FunctionType):
+            self.reached.append(id(value.__code__))
             if is_users(value) and (outside := sorted(code_names(value.__code__) & _OUTSIDE)):
                 raise CannotCompare(
                     f"{value.__qualname__} names {outside[0]}, and so may depend on a file, on the time, or on the environment"
                 )
             self.reached.append([vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__])
         if isinstance(value, type):
+            if own := sorted(_OWN_COPY.intersection(name.rpartition(".")[2] for name in members_of(value))):
+                raise CannotCompare(f"{value.__qualname__} has its own {own[0]}")
             self.reached.append({name: one for name, one in members_of(value).items() if not name.endswith(_NOT_READ)})
         elif is_users(value):
             self.reached.append(globals_of(value))

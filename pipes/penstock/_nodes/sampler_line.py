@@ -46,6 +46,7 @@ class SamplerLine:
             batches=batches,
             infinite=infinite,
             pristine=self.pristine,
+            reached=self._reached,
             named=plan_ahead,
         )
 
@@ -60,14 +61,21 @@ class SamplerLine:
                 return False
 
     def is_certain(self, epoch: int, plan: Plan) -> bool:
-        """Whether ``plan``, made in a thread, is what the sampler yields. If the global generators moved meanwhile, only another reading can tell.
+        """Whether ``plan``, made in a thread, is what the sampler yields. If it is in doubt, only another reading can tell.
 
-        Another thread may have drawn from them, or the sampler, which was not seen to draw before.
+        If the global generators moved meanwhile, another thread may have drawn from them, or the sampler, which was not seen to draw before.
         """
         if not plan.drew or plan.is_block or self.planner.place == "here" or (trial := self.planner.trial()) is None:
             return True
         with neutral_modes():
             again = trial(PlanRequest(epoch))
+        if again.drew:
+            log.warning(
+                "%s draws from the global random numbers for the first time in epoch %d, and was read in a thread, so your own draws since the epoch before differ from those of "
+                "a run without it. Its indices are made again. To seed it from the start, pass plan_ahead=False.",
+                self._name,
+                epoch,
+            )
         return again.said == plan.said and not again.drew
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from penstock._nodes.epoch_plan import Plan
-from penstock._nodes.sampler_traits import length, tell, wrapped
+from penstock._nodes.sampler_traits import comparable, length, tell, wrapped
 from penstock._random.global_rng import global_rngs_kept, global_states, put_globals, seed_globals
 from penstock._random.sample_rng import torch_generator
 
@@ -56,7 +56,7 @@ class Reading:
         self._items: Iterator[Any] | None = None
         self._length: int | None = None
         self._samples = self._checksum = 0
-        tell(sampler, epoch, seeded=draws)
+        self._drew = tell(sampler, epoch, seeded=draws)
         self._lent = ExitStack()
         for depth, one in enumerate(wrapped(sampler)):
             self._lent.enter_context(_seeded(one, seed, epoch, PLANNING - depth))
@@ -88,7 +88,7 @@ class Reading:
             before = global_states()
             plan = self._read()
             self._globals = global_states()
-            return replace(plan, drew=_comparable(self._globals) != _comparable(before))
+            return replace(plan, drew=self._drew or comparable(self._globals) != comparable(before))
 
     def _read(self) -> Plan:
         if self._items is None:
@@ -193,8 +193,3 @@ def _joined(parts: list[Values]) -> Values:
     if any(isinstance(part, list) for part in parts):
         return [value for part in parts for value in (part if isinstance(part, list) else part.tolist())]
     return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def _comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
-    name, keys, *rest = states[1]
-    return states[0], name, bytes(keys), rest, states[2]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock._random.global_rng import global_rngs_kept, seed_globals
+from penstock._fetch.epoch_calls import tell_epoch
+from penstock._fetch.held import held
+from penstock._random.global_rng import global_rngs_kept, global_states, seed_globals
+from penstock._workers.reader_thread import reads_ahead
 
 _GLOBAL = torch.default_generator, np.random.mtrand._rand
 _DEEPEST = 16
@@ -47,7 +50,8 @@ def copied(sampler: Any, *, whole: bool = False) -> Any:
     wraps = wrapped(sampler)
     shared = [getattr(one, name, None) for one in wraps for name in ("data_source", "dataset")]
     if whole:
-        shared = [one.data_source for one in wraps if type(one) in (RandomSampler, SequentialSampler)]
+        found, _ = held({"": sampler}, 500)
+        shared = [one.value.data_source for one in found if type(one.value) in (RandomSampler, SequentialSampler)]
     try:
         return copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
     except Exception:
@@ -72,17 +76,29 @@ def told_by(sampler: Any) -> list[Any]:
     return [one for one in wrapped(sampler) if callable(getattr(one, "set_epoch", None))]
 
 
-def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> None:
+def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> bool:
     """Call ``set_epoch(epoch)`` on ``sampler`` and on everything it wraps.
 
     With ``seeded``, the global generators are seeded by the epoch meanwhile, for a ``set_epoch`` that draws; not while other code may draw from them.
+    Returns whether it drew then.
     """
-    if told := told_by(sampler):
-        with global_rngs_kept() if seeded else nullcontext():
-            if seeded:
-                seed_globals(0, epoch, 0)
-            for one in told:
-                one.set_epoch(epoch)
+    told = told_by(sampler)
+    if not told or not seeded:
+        for one in told:
+            tell_epoch(one, epoch)
+        return False
+    with global_rngs_kept():
+        seed_globals(0, epoch, 0)
+        before = comparable(global_states())
+        for one in told:
+            tell_epoch(one, epoch)
+        return comparable(global_states()) != before
+
+
+def comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The result of `global_states` without arrays."""
+    name, keys, *rest = states[1]
+    return states[0], name, bytes(keys), rest, states[2]
 
 
 def is_told(sampler: Any) -> bool:
@@ -102,5 +118,5 @@ def length_in(sampler: Any, epoch: int) -> int | None:
     other = copied(sampler)
     if other is None:
         return length(sampler)
-    tell(other, epoch)
+    tell(other, epoch, seeded=not reads_ahead())
     return length(other)

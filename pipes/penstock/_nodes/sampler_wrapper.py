@@ -140,13 +140,12 @@ class SamplerWrapper(FirstNode[Any]):
         if not self._changed and all(line.is_certain(at, plan) for at, plan in unsure):
             return True
         self._line, self._ready, self._made = None, None, ()
-        if held is not None and held[2] is line and held[0] >= epoch and not self._warned:
+        if self._changed and held is not None and held[2] is line and held[0] >= epoch and not self._warned:
             self._warned = True
-            why = "was changed" if self._changed else "drew from the global random numbers for the first time, in a thread,"
             log.warning(
-                "%s %s after batches of epoch %d had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an epoch, pass "
-                "plan_ahead=False.",
-                *(type(self.sampler).__name__, why, epoch),
+                "%s was changed after batches of epoch %d had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an epoch, "
+                "pass plan_ahead=False.",
+                *(type(self.sampler).__name__, epoch),
             )
         return False
 

@@ -1,0 +1,109 @@
+"""Hears who calls ``set_epoch`` on the user's own objects: the user, or we.
+
+A script that resumes by the number of an epoch calls ``sampler.set_epoch(3)``, and nothing of the loader. So the class of an object that is listened to notes each
+call. What the object makes of the number does not matter: a sum, a seeded generator, a tensor, an order. (To look for the number in the attributes was tried. It
+misses all of these, and takes other attributes for it.) An assignment to an attribute ``epoch`` counts as a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from contextlib import suppress
+from contextvars import ContextVar
+from types import FunctionType, MemberDescriptorType
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_inside: ContextVar[bool] = ContextVar("penstock_set_epoch", default=False)
+"""A ``set_epoch`` runs in this thread: ours, or one whose inner calls do not count."""
+
+
+@final
+class Heard:
+    """The calls on one object.
+
+    Attributes:
+        calls: How many the user has made.
+        asked: The number in the last one.
+        is_users: The user's call, and not ours, was the last.
+        kept: The number that the object keeps in its attribute ``epoch`` since then, if it has one.
+    """
+
+    def __init__(self, one: Any) -> None:
+        self.kept = _kept(one)
+        self.is_users = bool(self.kept)  # somebody has set it before we listened
+        self.calls, self.asked = int(self.is_users), self.kept
+
+    def look(self, one: Any) -> None:
+        """See whether somebody has assigned another number."""
+        if (now := _kept(one)) is not None and now != self.kept:
+            self.note(now)
+            self.kept = now
+
+    def note(self, epoch: int) -> None:
+        self.calls, self.asked, self.is_users = self.calls + 1, epoch, True
+
+
+_heard: dict[int, Heard] = {}  # by the id of the object, while it lives
+
+
+def listen(one: Any) -> Heard:
+    """Listen to the calls on ``one``, from now on."""
+    if id(one) not in _heard:
+        _heard[id(one)] = Heard(one)
+        with suppress(TypeError):  # it does not support weak references
+            weakref.finalize(one, _heard.pop, id(one), None).atexit = False
+        for kind in type(one).__mro__:
+            if "set_epoch" in vars(kind):
+                original = vars(kind)["set_epoch"]
+                if isinstance(original, FunctionType) and not hasattr(original, "is_heard"):
+                    kind.set_epoch = _hearing(original)  # type: ignore[attr-defined]
+                break
+    return _heard[id(one)]
+
+
+def tell_epoch(one: Any, epoch: int) -> None:
+    """Call ``one.set_epoch(epoch)``, which is no call of the user's."""
+    token = _inside.set(True)
+    try:
+        one.set_epoch(epoch)
+    finally:
+        _inside.reset(token)
+    if (heard := _heard.get(id(one))) is not None:
+        heard.kept, heard.is_users = _kept(one), False
+
+
+def _hearing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        heard, outer = _heard.get(id(self)), _inside.get()
+        token = _inside.set(True)
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _inside.reset(token)
+        if heard is not None:
+            number = next(iter((*args, *kwargs.values())), None)
+            if not outer and isinstance(number, int):
+                heard.note(number)
+            heard.kept = _kept(self)
+        return result
+
+    set_epoch.is_heard = True  # type: ignore[attr-defined]
+    return set_epoch
+
+
+def _kept(one: Any) -> int | None:
+    """The number in the attribute ``epoch`` of the object itself, not of its class, which copies share."""
+    of_itself = "epoch" in getattr(one, "__dict__", ()) or isinstance(
+        inspect.getattr_static(type(one), "epoch", None), property | MemberDescriptorType
+    )
+    value = None
+    if of_itself:
+        with suppress(Exception):
+            value = one.epoch
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
