@@ -107,12 +107,17 @@ class Thing:
         self.index = index
 
 
-class OfThings:
+class Made:
+    """A sampler of indices that are made of numbers."""
+
+    def __init__(self, make, seed=None):
+        self.make, self.seed = make, seed
+
     def __len__(self):
         return N
 
     def __iter__(self):
-        return map(Thing, range(N))
+        return map(self.make, range(N) if self.seed is None else random.Random(self.seed).sample(range(N), N))
 
 
 class Records(IterableDataset):
@@ -140,7 +145,7 @@ def only_floats(k, rng):
 
 class Things(Tagged):
     def __getitem__(self, index):
-        return super().__getitem__(getattr(index, "index", index))
+        return super().__getitem__(index.start if isinstance(index, slice) else getattr(index, "index", index))
 
 
 def loader(sampler=None, **options) -> Loader:
@@ -230,7 +235,7 @@ def healthy_loaders_raise_no_alarm():
     with by_hand(own=False) as one:
         list(whole(one))
         assert compared(one) is (WORLD_SIZE > 1)
-    with loader(OfThings()) as one:
+    with loader(Made(Thing)) as one:
         list(whole(one))
         assert one._reader.notes is None or one._reader.notes._clerk is None
 
@@ -265,11 +270,14 @@ DIFFER = {
     "shares of different lengths": lambda: loader(Blocks()),
     "a batch sampler": lambda: loader(batch_size=1, batch_sampler=Hidden()),
     "other seeds": lambda: loader(Seeded(RANK)),
+    "seeds of loaders": lambda: loader(RandomSampler(range(N)), seed=RANK),
+    "other slices": lambda: loader(Made(lambda k: slice(k, k + 1), RANK), collate_fn=list),
     "in processes": lambda: loader(Deals(), num_workers=2, tail="exact"),
     "in threads": lambda: loader(Deals(), num_workers=2, method="thread", tail="drop"),
     "a stream": lambda: stream(number, own=True),
     "a stream of dicts": lambda: stream(lambda k, rng: {"x": rng.random(), "id": k}, own=True, seed=1),
     "a stream of floats": lambda: stream(only_floats, own=True, seed=2),
+    "a stream of pictures of a class": lambda: stream(lambda k, rng: (only_floats(k, rng), 1), own=True, seed=3),
     "a node": lambda: by_hand(own=True),
     "infinite": lambda: loader(Deals(), infinite=True),
 }
