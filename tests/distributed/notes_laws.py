@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torchdata.nodes
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock import Loader
 from penstock._loader import note_board
@@ -60,19 +60,6 @@ class Blocks(Deals):
         self.mine = range(RANK * each, min(n, RANK * each + each))
 
 
-class Hidden:
-    """A batch sampler over a DistributedSampler that it calls ``base``."""
-
-    def __init__(self):
-        self.base = DistributedSampler(range(N))
-
-    def __len__(self):
-        return -(-len(self.base) // 2)
-
-    def __iter__(self):
-        return iter(BatchSampler(self.base, 2, False))
-
-
 class Seeded:
     """A sampler with its own generator."""
 
@@ -107,12 +94,17 @@ class Thing:
         self.index = index
 
 
-class OfThings:
+class Made:
+    """A sampler of indices that are made of numbers."""
+
+    def __init__(self, make, seed=None):
+        self.make, self.seed = make, seed
+
     def __len__(self):
         return N
 
     def __iter__(self):
-        return map(Thing, range(N))
+        return map(self.make, range(N) if self.seed is None else random.Random(self.seed).sample(range(N), N))
 
 
 class Records(IterableDataset):
@@ -140,7 +132,7 @@ def only_floats(k, rng):
 
 class Things(Tagged):
     def __getitem__(self, index):
-        return super().__getitem__(getattr(index, "index", index))
+        return super().__getitem__(index.start if isinstance(index, slice) else getattr(index, "index", index))
 
 
 def loader(sampler=None, **options) -> Loader:
@@ -230,7 +222,7 @@ def healthy_loaders_raise_no_alarm():
     with by_hand(own=False) as one:
         list(whole(one))
         assert compared(one) is (WORLD_SIZE > 1)
-    with loader(OfThings()) as one:
+    with loader(Made(Thing)) as one:
         list(whole(one))
         assert one._reader.notes is None or one._reader.notes._clerk is None
 
@@ -263,13 +255,16 @@ DIFFER = {
     "a sampler": lambda: loader(Deals()),
     "a sampler that asks": lambda: loader(Asks()),
     "shares of different lengths": lambda: loader(Blocks()),
-    "a batch sampler": lambda: loader(batch_size=1, batch_sampler=Hidden()),
+    "a batch sampler": lambda: loader(batch_size=1, batch_sampler=BatchSampler(Deals(), 2, False)),
     "other seeds": lambda: loader(Seeded(RANK)),
+    "seeds of loaders": lambda: loader(RandomSampler(range(N)), seed=RANK),
+    "other slices": lambda: loader(Made(lambda k: slice(k, k + 1), RANK), collate_fn=list),
     "in processes": lambda: loader(Deals(), num_workers=2, tail="exact"),
     "in threads": lambda: loader(Deals(), num_workers=2, method="thread", tail="drop"),
     "a stream": lambda: stream(number, own=True),
     "a stream of dicts": lambda: stream(lambda k, rng: {"x": rng.random(), "id": k}, own=True, seed=1),
     "a stream of floats": lambda: stream(only_floats, own=True, seed=2),
+    "a stream of pictures of a class": lambda: stream(lambda k, rng: (only_floats(k, rng), 1), own=True, seed=3),
     "a node": lambda: by_hand(own=True),
     "infinite": lambda: loader(Deals(), infinite=True),
 }

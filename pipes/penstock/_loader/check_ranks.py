@@ -76,10 +76,11 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     first, facts = loader._reader.positions.first, loader._reader.positions.facts
     # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
     state = {"epoch": loader.epoch} if first.state_is_per_rank() else saved["state"]
-    lengths = {"items in an epoch": first.left(first.start(0)), "world_size": world_size}
-    plan = _plan(loader, first, saved["state"]) if isinstance(first, SamplerWrapper) and facts.sharded_by != "own" else None
-    if plan is not None:
-        lengths[_PLAN] = plan
+    lengths: dict[str, Any] = {"world_size": world_size}
+    if facts.sharded_by != "own":  # the ranks' own shares may differ
+        lengths["items in an epoch"] = first.left(first.start(0))
+        if isinstance(first, SamplerWrapper) and (plan := _plan(loader, first, saved["state"])) is not None:
+            lengths[_PLAN] = plan
     what = {**facts.rank_settings, **lengths, **saved["settings"], "state": state}
     return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import time
 import weakref
 from contextlib import suppress
@@ -40,12 +41,12 @@ _STORE_S: Final = 10.0
 _CLOCKS_S: Final = 10.0
 """Seconds by which the clocks of two hosts may differ."""
 KEPT: Final = 256
-"""Notes of a process that stay in a store. Older ones are deleted, because a run may have millions of epochs."""
+"""Notes of a process that stay in a store, and a quarter of those that it remembers. Older ones are dropped, because a run may have millions of epochs."""
 
 _HOST: Final = socket.gethostname()
 
 said_here: dict[str, Marks] = {}  # what is in the notes of this process
-given_up: set[str] = set()  # names of loaders, by their alarms
+given_up: dict[str, None] = {}  # names of loaders, by their alarms
 
 
 @final
@@ -94,11 +95,11 @@ class Clerk:
         mine = _signed(marks=marks, rank=board.rank)
         if key is not None and not marks:
             board.put(key, mine)
-        elif key is not None and not _agree((theirs := board.first(key, mine))["marks"], marks):
+        elif key is not None and not agree((theirs := board.first(key, mine))["marks"], marks):
             self.fault = _signed(key=key, marks=theirs["marks"], ranks=sorted([theirs["rank"], board.rank]), epoch=epoch)
             board.put(alarm, self.fault)
         elif alarm not in given_up and (heard := board.read(alarm)) is not None and (said := said_here.get(heard["key"])):
-            self.fault = heard if _agree(said, heard["marks"]) else self.fault
+            self.fault = heard if agree(said, heard["marks"]) else self.fault
 
 
 @final
@@ -122,8 +123,10 @@ class Board:
             _end_of_group(forget=False)  # a group that will be made is younger than all notes
             return None
         if world not in _boards:
+            if _boards:  # something still holds the group before
+                _end_of_group()
             _boards[world] = cls(c10d._get_default_store(), c10d.get_rank())
-            weakref.finalize(world, _end_of_group).atexit = False
+            weakref.finalize(world, _collected).atexit = False
         return _boards[world]
 
     def first(self, key: str, note: dict[str, Any]) -> dict[str, Any]:
@@ -184,6 +187,30 @@ def _end_of_group(*, forget: bool = True) -> None:
         given_up.clear()
 
 
+def _collected() -> None:
+    """A group was. If something had held it for long, `Board.of_group` has noticed its end already, and another group may live."""
+    from torch.distributed import distributed_c10d as c10d
+
+    if c10d.group.WORLD is None or c10d.group.WORLD not in _boards:
+        _end_of_group()
+
+
+def _forked() -> None:
+    """This new process is no rank of its parent's group, and must not use the parent's connection, whose replies would cross."""
+    with suppress(Exception):
+        if "torch.distributed.distributed_c10d" in sys.modules:
+            Board.of_group()
+    for board in _boards.values():
+        board.dead = True
+    _end_of_group()
+
+
+def drop_oldest(*tables: dict[str, Any]) -> None:
+    for table in tables:
+        while len(table) > 4 * KEPT:
+            del table[next(iter(table))]
+
+
 def started() -> tuple[Clerk, ThreadPool]:
     from penstock._workers.thread_pool import ThreadPool
 
@@ -202,7 +229,7 @@ def end(clerk: Clerk, pool: ThreadPool, pid: int) -> None:
         pool.abandon()
 
 
-def _agree(one: Iterable[int], other: Iterable[int]) -> bool:
+def agree(one: Iterable[int], other: Iterable[int]) -> bool:
     """Whether two notes have a checksum in common, or one of them was given up."""
     return not one or not other or not {*one}.isdisjoint(other)
 
@@ -225,4 +252,4 @@ def _began() -> float:
 
 
 _since = _began()  # notes that are older belong to an earlier job
-os.register_at_fork(after_in_child=_end_of_group)  # a new process, which has written none
+os.register_at_fork(after_in_child=_forked)

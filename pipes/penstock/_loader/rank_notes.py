@@ -10,9 +10,10 @@ twice in an epoch, after its note and at its end, for `AT_MOST_S` each, and not 
 process writes no more notes in the store.
 
 **A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the same place in the code,
-with the same settings, and begin at the same position. If a process has two loaders of the same name that may differ, it gives the name up: it
+with the same settings but for seeds, and begin at the same position. If a process has two loaders of the same name that may differ, it gives the name up: it
 replaces its note by an empty one, which agrees with everything. A note that is older than this process, or than its last process group, was
-left by an earlier job, and is replaced.
+left by an earlier job, and is replaced. One false alarm is accepted: two loaders of one place, equal in settings and lengths, that ranks read in
+a different order.
 
 All notes of a process are made in consumer threads; see `Clerk` for the background thread.
 """
@@ -24,13 +25,16 @@ import logging
 import os
 import sys
 import time
+import traceback
 import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
-from penstock._loader.note_board import AT_MOST_S, KEPT, Board, Clerk, Question, end, given_up, said_here, started
+from penstock._fetch.held import is_library_file
+from penstock._loader.note_board import AT_MOST_S, Board, Clerk, Question, agree, drop_oldest, end, given_up, said_here, started
+from penstock._loader.state_dict import SEEDS
 from penstock._nodes.index_node import FirstNode
 from penstock._nodes.node import place_of
 from penstock._nodes.sampler_traits import length
@@ -169,22 +173,22 @@ class RankNotes:
         settings = self._settings()
         peers = [one for one in list(_built[self._place]) if not one._closed and (one is self or one._settings() == settings)]
         lengths = _lengths.setdefault(settings, set())
-        lengths.update(one._length() for one in peers)
+        if len(lengths) < 2:
+            lengths.update(one._length() for one in peers)
         # Ranks that deal to themselves may have shares of different lengths, so the length names a loader only if there are several.
         name = settings, list(members), self._length() if len(lengths) > 1 else None
         key, alarm = _digest(name, epoch, position), _digest(name)
-        same = sum(one._length() == self._length() for one in peers) == 1 and said_here.setdefault(key, marks) == marks
+        same = sum(one._length() == self._length() for one in peers) == 1 and agree(said_here.setdefault(key, marks), marks)
         if not same and alarm not in given_up:
-            given_up.add(alarm)
+            given_up[alarm] = None
             log.info("two loaders that were built at %s may differ, so they are not compared with those of other ranks.", self._place)
-        if len(said_here) > 4 * KEPT:
-            del said_here[next(iter(said_here))]
+        drop_oldest(said_here, given_up, _lengths)
         self._name = alarm
         return Question(board, alarm, key, () if alarm in given_up else marks, epoch)
 
     def _settings(self) -> str:
         """What two loaders must have in common to be compared."""
-        return _digest(self._place, self._positions.settings(), self._positions.facts.rank_settings)
+        return _digest(self._place, _without_seeds(self._positions.settings()), self._positions.facts.rank_settings)
 
     def _length(self) -> int | None:
         return length(_source(self._positions.first))
@@ -206,13 +210,17 @@ def _digest(*what: Any) -> str:
 
 
 def _place_in_the_code() -> str:
-    """The innermost frames of the user's code, without folders, which may differ between hosts."""
-    frame, found = sys._getframe(), list[str]()
-    while (frame := frame.f_back) is not None and len(found) < _FRAMES:  # type: ignore[assignment]
-        file = frame.f_code.co_filename
-        if not (file.startswith(_HERE) or "site-packages" in file or "dist-packages" in file):
-            found.append(f"{Path(file).name}:{frame.f_lineno} {frame.f_code.co_name}")
-    return ", ".join(found)
+    """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which may differ between hosts."""
+    frames = [one for one, _ in traceback.walk_stack(sys._getframe()) if not one.f_code.co_filename.startswith(_HERE)]
+    users = [one for one in frames if not is_library_file(one.f_code.co_filename)]
+    return ", ".join(f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:_FRAMES])
+
+
+def _without_seeds(settings: Any) -> Any:
+    """Ranks that are seeded differently are to be compared: that may be the fault."""
+    if isinstance(settings, dict):
+        return {name: _without_seeds(value) for name, value in settings.items() if name not in ("seed", *SEEDS)}
+    return [*map(_without_seeds, settings)] if isinstance(settings, list | tuple) else settings
 
 
 def _source(first: Any) -> Any:

@@ -3,8 +3,7 @@
 Items are not compared as a whole. Ranks may augment them with private generators, or keep them under other paths, although all of them read
 the same records. So each field is compared for itself, over the first items, and one field that agrees is enough.
 
-A field counts if it names the record: text, bytes, whole numbers, or a row of them (tokens). If the items have no such field, floats and
-pictures count. A field that is the same in all of these items says nothing about their order.
+A field that is the same in all of these items says nothing about their order, so it does not count.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, final
 
 import numpy as np
@@ -22,7 +22,8 @@ MOST: Final = 8
 _FIELDS: Final = 64
 _DEEPEST: Final = 4
 _VALUES: Final = 256
-_NAMES: Final = (bool, int, str, bytes)
+_ADDRESS: Final = " at 0x"
+_PLAIN: Final = (bool, int, float, str, bytes)
 
 
 @final
@@ -35,7 +36,7 @@ class FirstItems:
 
     def __init__(self) -> None:
         self.marks: tuple[int, ...] = ()
-        self._fields: dict[tuple[str, bool], list[str]] = {}
+        self._fields: dict[str, list[str]] = {}
         self._added = 0
 
     def add(self, items: list[Any], *, ended: bool) -> None:
@@ -46,34 +47,45 @@ class FirstItems:
         for item in items[:left]:
             self._added += 1
             with suppress(Exception):
-                for _, (path, names, value) in zip(range(_FIELDS), _fields("", item, 0), strict=False):
-                    self._fields.setdefault((path, names), []).append(value)
+                for path, value in islice(_fields("", item, 0), _FIELDS):
+                    self._fields.setdefault(path, []).append(value)
         if self._added == MOST or ended:
             self._added = MOST
-            names = any(name for _, name in self._fields)
-            counts = [(path, values) for (path, name), values in self._fields.items() if name == names and len({*values}) > 1]
+            counts = [field for field in self._fields.items() if len({*field[1]}) > 1 and _ADDRESS not in repr(field)]
             self.marks = tuple(zlib.crc32(repr(count).encode()) for count in counts)
             self._fields = {}
 
 
-def _fields(path: str, value: Any, depth: int) -> Iterator[tuple[str, bool, str]]:
-    """Each field of an item: its path, whether it names the record, and its value as text, the same in every process."""
-    if isinstance(value, _NAMES):
-        yield path, not isinstance(value, bool), repr(value[:4096] if isinstance(value, str | bytes) else value)
+def reads_alike(value: Any) -> bool:
+    """Whether equal values have the same ``repr`` in every process, unlike sets, tensors on a device, and objects whose text has their address in memory."""
+    if isinstance(value, set | frozenset) or any(part in repr(value) for part in (_ADDRESS, ", device='")):
+        return False
+    slots = getattr(value, "__slots__", ())
+    names = *getattr(value, "__dict__", ()), *((slots,) if isinstance(slots, str) else slots)
+    inside = [getattr(value, name, None) for name in names if not name.startswith("__")]
+    if isinstance(value, Mapping):
+        inside += [*value, *value.values()]
+    elif isinstance(value, list | tuple):
+        inside += value
+    return all(map(reads_alike, inside))
+
+
+def _fields(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
+    """Each field of an item: its path and its value as text, the same in every process."""
+    if isinstance(value, _PLAIN):
+        yield path, repr(value[:4096] if isinstance(value, str | bytes) else value)
     elif isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        whole = "int" in str(value.dtype)
-        # A picture has whole numbers too, but no name: it may be augmented.
-        yield path, whole and value.ndim < 2, f"{tuple(value.shape)} {value.reshape(-1)[:_VALUES].tolist()}"
-    elif isinstance(value, float | complex):
-        yield path, False, repr(value)
+        yield path, f"{tuple(value.shape)} {value.reshape(-1)[:_VALUES].tolist()}"
+    elif hasattr(value, "tobytes") and not getattr(value, "tile", None):  # a picture; one of PIL with tiles is not decoded yet
+        yield path, f"{zlib.crc32(value.tobytes())}"
     elif depth == _DEEPEST:
         return
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
             yield from _fields(f"{path}[{key!r:.80}]", value[key], depth + 1)
     elif isinstance(value, list | tuple):
-        if value and all(isinstance(one, (*_NAMES, float)) for one in value[:_VALUES]):
-            yield path, not any(isinstance(one, float) for one in value[:_VALUES]), f"{len(value)} {value[:_VALUES]!r}"
+        if value and all(isinstance(one, _PLAIN) for one in value[:_VALUES]):
+            yield path, f"{len(value)} {value[:_VALUES]!r}"
         else:
             for place, one in enumerate(value[:_FIELDS]):
                 yield from _fields(f"{path}[{place}]", one, depth + 1)
@@ -81,3 +93,5 @@ def _fields(path: str, value: Any, depth: int) -> Iterator[tuple[str, bool, str]
         yield from _fields(path, sorted(map(repr, value)), depth + 1)
     elif hasattr(value, "__dict__"):
         yield from _fields(f"{path}.", vars(value), depth + 1)
+    elif reads_alike(value):
+        yield path, repr(value)[:4096]

@@ -13,6 +13,7 @@ from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
+from penstock._nodes.first_items import reads_alike
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import State, fields
@@ -228,7 +229,7 @@ class SamplerWrapper(FirstNode[Any]):
 
     def note(self, place: State) -> tuple[int, ...]:
         held = self._held
-        if held is None or not _reads_alike(held[1].values):
+        if held is None or not _read_alike(held[1].values):
             return ()
         said = self.known(place)
         return () if said is None else (said,)
@@ -305,15 +306,9 @@ class SamplerWrapper(FirstNode[Any]):
         )
 
 
-def _reads_alike(values: Any) -> bool:
-    """Whether equal samples have the same checksum in every process. By default, the text of an object has its address in memory."""
-    return not isinstance(values, list) or all(map(_is_plain, values[:: 1 + len(values) // 256]))
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, int | float | str | bytes | np.generic)
+def _read_alike(values: Any) -> bool:
+    """Whether equal samples have the same checksum in every process."""
+    return not isinstance(values, list) or all(map(reads_alike, values[:: 1 + len(values) // 256]))
 
 
 def _items(epoch: int, plan: Plan, places: np.ndarray) -> Sequence[Any]:
