@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pickle
@@ -13,6 +14,7 @@ import sys
 import time
 import warnings
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -615,3 +617,68 @@ def test_a_reader_thread_seeds_them_and_puts_them_back():
     with Loader(Prefetcher(mapped, 2)) as loader, global_rngs_kept():
         assert rows(loader) == alone(Drawing)
     assert states(dataset) == before
+
+
+# Through modules, sets and descriptors.
+
+IMPORTS = {
+    "one module": "import drawn_pkg.sub\ndef draw(): return drawn_pkg.sub.RNG.random()",
+    "an alias": "import drawn_pkg.sub as other\ndef draw(): return other.RNG.random()",
+    "inside": "def draw():\n    import drawn_pkg.sub\n    return drawn_pkg.sub.RNG.random()",
+    "a name inside": "def draw():\n    from drawn_pkg.sub import RNG\n    return RNG.random()",
+    "a module inside": "def draw():\n    from drawn_pkg import sub as other\n    return other.RNG.random()",
+    "a relative name inside": "def draw():\n    from .sub import RNG\n    return RNG.random()",
+    "a relative module inside": "def draw():\n    from . import sub\n    return sub.RNG.random()",
+    "in a function inside": "def draw():\n    def inner():\n        from drawn_pkg.sub import RNG\n        return RNG.random()\n    return inner()",
+}
+
+
+@pytest.mark.parametrize("is_namespace", [False, True])
+@pytest.mark.parametrize("how", IMPORTS)
+def test_in_a_module_of_a_package(how, is_namespace, tmp_path, monkeypatch):
+    """Seen to fail: only modules that a global names were looked into, one deep, and only those with a file."""
+    package = tmp_path / "drawn_pkg"
+    package.mkdir()
+    if not is_namespace:
+        (package / "__init__.py").write_text("")
+    (package / "sub.py").write_text("import random\nRNG = random.Random(7)\nOTHER = random.Random(7)\n")
+    (package / "user.py").write_text(IMPORTS[how])
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("", ".sub", ".user"):
+        monkeypatch.delitem(sys.modules, f"drawn_pkg{name}", raising=False)
+    draw = importlib.import_module("drawn_pkg.user").draw
+    draw()
+    try:
+        (path,) = HeldGenerators(0, {"transform": draw}, False).states()  # once, and not the one that is not named
+        assert path.endswith(".RNG")
+    finally:
+        for name in ("", ".sub", ".user"):
+            sys.modules.pop(f"drawn_pkg{name}", None)
+
+
+class Descriptor:
+    def __init__(self):
+        self.rng = random.Random(7)
+
+    def __get__(self, one, kind=None):
+        return self if one is None else self.rng.random()
+
+
+class Described:
+    value = Descriptor()
+
+
+@pytest.mark.parametrize(
+    ("holder", "path"),
+    [
+        ({Noise(), 1, "a"}, "root{0}.rng"),
+        (frozenset([Noise()]), "root{0}.rng"),
+        ({frozenset([Noise()])}, "root{0}{0}.rng"),
+        (MappingProxyType({"a": Noise()}), "root['a'].rng"),
+        (Described(), "root.__class__.value.rng"),
+    ],
+    ids=["set", "frozenset", "set in a set", "mapping proxy", "descriptor"],
+)
+def test_in_less_usual_places(holder, path):
+    """Seen to fail: nothing was found."""
+    assert [*HeldGenerators(0, {"root": holder}, False).states()] == [path]

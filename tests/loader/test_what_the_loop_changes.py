@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import mmap
 import multiprocessing
 import multiprocessing.managers
 import os
 import random
 import tempfile
 import threading
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -21,10 +23,11 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 import penstock
 from penstock import Loader, StateError
-from penstock.nodes import Batcher, Cycler, ParallelMapper, Prefetcher, SamplerWrapper, Sharder
+from penstock.nodes import Batcher, Cycler, IterableSource, ParallelMapper, Prefetcher, SamplerWrapper, Sharder
 from penstock.testing import Tagged
 
 N = 12
+kept_in_worker = []
 KEPT = multiprocessing.Value("i", 0)
 """The first one opens a file, which stays open as long as the process lives."""
 METHODS = {
@@ -341,6 +344,27 @@ def test_a_dataset_is_not_told_ahead_where_a_thread_reads():
         for _ in range(3):
             calls += [(data.epoch, ahead.epoch) for _ in ahead]
     assert calls == [(epoch, epoch) for epoch in range(3) for _ in range(3)]
+
+
+@pytest.mark.parametrize("size", [1, 4, 12])
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_the_shared_epoch_of_hugging_face_is_no_change_by_the_loop(by_thread, size, caplog):
+    """It is in a tensor that is set for an epoch that is read ahead. Seen to fail: read before that, it was called one, and nothing was loaded ahead;
+    read after it, with epochs that are shorter than what is in progress, so that the tensor held the epoch after the next."""
+    ahead, data = threading.Event(), SharedEpoch()
+
+    def loaded(batch):
+        if batch[0] == 3000:
+            ahead.set()
+        return batch
+
+    graph = ParallelMapper(Batcher(Cycler(IterableSource(data)), size), loaded, 2)
+    with Loader(Prefetcher(graph, 4) if by_thread else graph) as loader:
+        for epoch in range(3):
+            data.set_epoch(epoch)
+            assert values(loader) == [*range(1000 * epoch, 1000 * epoch + N)]
+        assert ahead.wait(50)
+    assert not caplog.records
 
 
 # What a sampler holds.
@@ -744,6 +768,14 @@ class Reads:
         return N
 
 
+def keep(reads, worker):
+    kept_in_worker.append(reads)
+
+
+def of_the_worker(index):
+    return globals()["kept_in_worker"][0][index]  # a place that no name leads to
+
+
 def of_value(cell):
     return int(cell.value)
 
@@ -779,7 +811,9 @@ SHARED = {
     "RawArray seen as an array": (lambda manager: np.frombuffer(multiprocessing.RawArray("l", 4), "l"), of_array, put_array),
     "a shared tensor": (lambda manager: torch.zeros(3).share_memory_(), of_array, put_array),
     "a tensor in a dict": (lambda manager: {"epoch": torch.zeros(()).share_memory_()}, of_dict, put_in_dict),
+    "a mapped page": (lambda manager: mmap.mmap(-1, 100), of_array, put_array),
     "a Manager's Value": (lambda manager: manager.Value("i", 0), of_value, put_value),
+    "a Manager's dict with more": (lambda manager: manager.dict(epoch=0, more="x" * 5000), of_dict, put_dict),
     "a Manager's dict": (lambda manager: manager.dict(epoch=0), of_dict, put_dict),
 }
 
@@ -813,6 +847,18 @@ def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
     said = [record.message for record in caplog.records if "is shared with the workers" in record.message]
     assert len(said) == (how != "inline")
     assert all(part in one for one in said for part in (where, "epoch 2", "set_epoch(epoch)", "penstock.sample().epoch"))
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="the values are inherited")
+def test_so_is_one_that_a_worker_is_given_as_it_starts(caplog):
+    """Seen to fail: ``worker_init_fn`` was not looked into."""
+    cell, got = multiprocessing.Value("i", 0), []
+    init = partial(keep, Reads(cell, of_value))
+    with Loader.from_dataset(range(N), 4, transform=of_the_worker, worker_init_fn=init, num_workers=2) as loader:
+        for cell.value in range(3):
+            got.append(values(loader))
+    assert got == [[1000 * epoch + k for k in range(N)] for epoch in range(3)]
+    assert "worker_init_fn" in caplog.text
 
 
 def test_after_a_change_no_epoch_is_loaded_ahead():

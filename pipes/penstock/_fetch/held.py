@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import sys
 import sysconfig
 from collections import deque
 from itertools import islice
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ _PLAIN: Final = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, CodeType, PurePath),
     *(np.dtype, np.ndarray, np.generic, torch.dtype, torch.device, torch.Tensor),
 )
-_CONTAINERS: Final = (list, tuple, deque, dict)
+_CONTAINERS: Final = (list, tuple, deque, dict, set, frozenset, MappingProxyType)
 _LIBRARIES: Final = tuple(
     f"{Path(path)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))
 )
@@ -106,17 +107,60 @@ _OURS: Final = f"{Path(__file__).parents[1]}/"
 
 
 def globals_of(function: FunctionType) -> dict[str, Any]:
-    """The globals that a user's function names; of one of the user's modules that it names, what is in there under one of its names."""
+    """The globals that a user's function names; of the user's modules that it names or imports, what is in there under one of its names."""
+    return {path: space[name] for path, (space, name) in _places_of(function).items()}
+
+
+def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
+    """Where `globals_of` are: a namespace, and a name in it."""
     names, found = sorted(code_names(function.__code__)), {}
+    modules: dict[str, ModuleType] = {}
     for name in names:
         if name.startswith("__") or name not in function.__globals__:
             continue
-        value = function.__globals__[name]
-        if not isinstance(value, ModuleType):
-            found[name] = value
-        elif not is_library_file(getattr(value, "__file__", None)):
-            found |= {f"{name}.{part}": vars(value)[part] for part in names if part in vars(value)}
+        if isinstance(value := function.__globals__[name], ModuleType):
+            modules[name] = value
+        else:
+            found[name] = function.__globals__, name
+    package = function.__globals__.get("__package__") or ""
+    for level, name in sorted(_imports(function.__code__)):
+        whole = f"{package.rsplit('.', level - 1)[0]}.{name}".strip(".") if level else name
+        for known in (whole, whole.partition(".")[0]):
+            if known in sys.modules:
+                modules.setdefault(known, sys.modules[known])
+    waiting, seen = deque(modules.items()), set()
+    while waiting:
+        path, module = waiting.popleft()
+        if id(module) in seen or not _is_users_module(module):
+            continue
+        seen.add(id(module))
+        for name in names:
+            if name.startswith("__") or name not in vars(module):
+                continue
+            if isinstance(value := vars(module)[name], ModuleType):
+                waiting.append((f"{path}.{name}", value))
+            else:
+                found[f"{path}.{name}"] = vars(module), name
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports(code: CodeType) -> frozenset[tuple[int, str]]:
+    """The modules that ``code`` and the functions inside it import, each with the number of its leading dots."""
+    found: set[tuple[int, str]] = set().union(*(_imports(const) for const in code.co_consts if isinstance(const, CodeType)))
+    if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
+        read = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+        for place, one in enumerate(read):
+            if one.opname == "IMPORT_NAME" and isinstance(level := read[place - 2].argval, int):
+                found.add((level, one.argval))
+    return frozenset(found)
+
+
+def _is_users_module(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None:  # a folder without __init__.py
+        return any(not is_library_file(path) for path in getattr(module, "__path__", ()))
+    return not is_library_file(file)
 
 
 def closure_of(function: FunctionType) -> dict[str, Any]:
@@ -140,7 +184,12 @@ def _inside(one: Held) -> Iterator[Held]:
                 yield Held(f"{path}[{place}]", item, functools.partial(_item, value, place))
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
-    elif isinstance(value, dict):
+    elif isinstance(value, set | frozenset):
+        kinds = sorted(islice(value, _ITEMS), key=lambda item: type(item).__qualname__)  # the order of a set differs between processes
+        for place, item in enumerate(kinds):
+            if _is_part(item, value):
+                yield Held(f"{path}{{{place}}}", item, functools.partial(_same, item))
+    elif isinstance(value, dict | MappingProxyType):
         for place, (key, item) in enumerate(list(islice(value.items(), _ITEMS))):
             if _is_part(item, value):
                 name = f"{key!r:.40}" if isinstance(key, _PLAIN) else f"key {place}"  # a repr may have an address
@@ -169,8 +218,8 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Held]:
     for name, value in values.items():
         yield Held(f"{path}.{name}", value, functools.partial(_of_closure, function, name, value))
     if is_users(function):
-        for name, value in globals_of(function).items():
-            yield Held(f"{path}:{name}", value, functools.partial(_of_globals, function, name))
+        for path_in, (space, name) in _places_of(function).items():
+            yield Held(f"{path}:{path_in}", space[name], functools.partial(_item, space, name))
 
 
 def members_of(kind: type) -> dict[str, Any]:
@@ -180,7 +229,8 @@ def members_of(kind: type) -> dict[str, Any]:
         for name, member in list(vars(base).items()):
             parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
             for place, part in enumerate(parts):
-                if isinstance(part, FunctionType) or not (name.startswith(("__", "_abc_")) or hasattr(type(part), "__get__")):
+                skipped = name.startswith(("__", "_abc_")) or (hasattr(type(part), "__get__") and not is_users(type(part)))
+                if isinstance(part, FunctionType) or not skipped:
                     found[f"{base.__qualname__}.{name}" + "=" * place] = part
     return found
 
@@ -216,7 +266,7 @@ def _is_part(item: Any, container: Any) -> bool:
 
 def _is_data(value: Any) -> bool:
     """Whether it is plain, or a record of plain values."""
-    if type(value) in (list, tuple, dict):
+    if type(value) in (list, tuple, dict, set, frozenset):
         return len(value) <= _MANY and _all_plain(value.values() if type(value) is dict else value)
     return isinstance(value, _PLAIN)
 
@@ -226,7 +276,7 @@ def _is_long(value: Any) -> bool:
 
 
 def _first(container: Any) -> Iterator[Any]:
-    return islice(container.values() if isinstance(container, dict) else container, _ITEMS)
+    return islice(container.values() if isinstance(container, dict | MappingProxyType) else container, _ITEMS)
 
 
 def _same(value: Any) -> Any:
@@ -247,8 +297,3 @@ def _member(kind: type, name: str) -> Any:
 
 def _of_closure(function: FunctionType, name: str, value: Any) -> Any:
     return closure_of(function).get(name, value)
-
-
-def _of_globals(function: FunctionType, name: str) -> Any:
-    module, _, part = name.rpartition(".")
-    return vars(function.__globals__[module])[part] if module else function.__globals__[name]

@@ -64,6 +64,7 @@ class HeldGenerators:
         on: False seeds nothing; `states` works nevertheless.
 
     Attributes:
+        seeds: Whether it seeds any.
         quiet: So many batches need not call `run`.
         found: Those that are seeded.
     """
@@ -71,22 +72,22 @@ class HeldGenerators:
     def __init__(self, seed: int, roots: Mapping[str, Any], on: bool) -> None:
         self._seed = seed
         self._roots = roots
-        self._on = on
+        self.seeds = on
         self._alone: frozenset[str] = frozenset()
         self._said: set[str] = set()
         self.forget()
 
     def forget(self) -> None:
         """Begin anew, for new workers."""
-        self.quiet = 0 if self._on else 2**62
+        self.quiet = 0 if self.seeds else 2**62
         self.found: tuple[Found, ...] = ()
         self._watched: tuple[Found, ...] = ()  # the same for `states`
-        self._stale = self._on
+        self._stale = self.seeds
         self._batches = self._looks = 0
         self._again: set[str] = set()  # paths for which a batch was loaded again
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_seed", "_roots", "_on", "_alone")}
+        return {name: getattr(self, name) for name in ("_seed", "_roots", "seeds", "_alone")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _said=set())
@@ -120,15 +121,13 @@ class HeldGenerators:
             value = load()
         self._batches += 1
         new, walked = self._followed(), not self._batches & (self._batches - 1)
-        appeared = self._appeared() if walked else []
+        appeared = self.look_again() if walked else []
         if late := {one.where.path for one in (appeared if again else new + appeared) if self._batches > 2 or not again}:
             self._say(
                 f"{', '.join(sorted(late))} appeared after the first samples, and what they drew from it was not seeded: they differ with other workers, and after a resume. "
                 f"Make it in __init__, or draw from penstock.sample().rng."
             )
-        fresh = {one.where.path for one in new + appeared} - self._again
-        if again and fresh:  # made anew for each sample, it would appear in every batch
-            self._again |= fresh
+        if again and self.first_time(new + appeared):
             with self.kept(kept):
                 value = load()
             self._followed()
@@ -139,13 +138,13 @@ class HeldGenerators:
     def refresh(self) -> None:
         """Make sure that `found` is what there is in this process."""
         if self._stale:
-            self._appeared()
+            self.look_again()
         elif self.found:
             self._followed()
 
     def expire(self) -> None:
         """User code has run that may have made generators anew."""
-        if self._on:
+        if self.seeds:
             self.quiet, self._stale = 0, True
 
     @contextlib.contextmanager
@@ -162,18 +161,24 @@ class HeldGenerators:
             restore()
             also_kept.set(None)
 
+    def look_again(self) -> list[Found]:
+        """Look for them; return those that were not seeded before."""
+        known, self._stale = {id(one.ways.source) for one in self.found}, False
+        self.found = self._look()
+        return [one for one in self.found if id(one.ways.source) not in known]
+
+    def first_time(self, new: Iterable[Found]) -> bool:
+        """Whether something must be loaded again because of ``new`` ones. One that is made anew each time counts once."""
+        fresh = {one.where.path for one in new} - self._again
+        self._again |= fresh
+        return bool(fresh)
+
     def states(self) -> dict[str, Any]:
         """Their states, by path, for comparison. Looks for them at calls 1, 2, 4, 8, …."""
         self._looks += 1
         if not self._looks & (self._looks - 1):
             self._watched = self._look()
         return {one.where.path: _frozen(one.ways.get()) for one in self._watched}
-
-    def _appeared(self) -> list[Found]:
-        """Look for them; return those that were not seeded before."""
-        known, self._stale = {id(one.ways.source) for one in self.found}, False
-        self.found = self._look()
-        return [one for one in self.found if id(one.ways.source) not in known]
 
     def _followed(self) -> list[Found]:
         """Look at their paths; return those that were replaced."""
@@ -194,7 +199,7 @@ class HeldGenerators:
                 "your dataset or its functions hold so many objects that not all were searched for random generators. If one draws from a generator that is deep inside, its samples "
                 "may depend on the workers: draw from penstock.sample().rng there."
             )
-        return tuple(one for one in _generators(things) if one.where.path not in self._alone and (not self._on or self._can_seed(one)))
+        return tuple(one for one in _generators(things) if one.where.path not in self._alone and (not self.seeds or self._can_seed(one)))
 
     def _can_seed(self, one: Found) -> bool:
         try:

@@ -112,7 +112,8 @@ class IterableSource(FirstNode[Indices]):
     more items than this rank's share has is refused. With a ``state_dict``, every rank must always save its own state.
 
     **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU seeded from (seed, epoch,
-    position); ``set_epoch`` and ``iter`` get a separate seed. So the iterable's draws do not depend on the number of workers or on where a run
+    position); ``set_epoch`` and ``iter`` get a separate seed. The generators that the iterable holds (``self.rng``) are seeded too, each by its path, unless it
+    has a ``state_dict`` and ``load_state_dict``. So the iterable's draws do not depend on the number of workers or on where a run
     was resumed. Afterwards the caller's generators are restored exactly. This costs 7 us per item and 80 us per block. It does not apply in the
     thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream, because seeding there would disturb the consumer's own draws; the log says so
     if the first block draws. Nor does it apply in the threads and processes of a torchdata node. In such a node, a sampler
@@ -157,7 +158,9 @@ class IterableSource(FirstNode[Indices]):
         self._seed = checked_seed(seed)
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
         self._keeps_epoch = self._reader.told and not any(map(_is_shared, getattr(iterable, "__dict__", {}).values()))
-        self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
+        # The state of an iterable with a state_dict decides what it draws next; a node has its own rule.
+        holder = None if self._reader.stateful else iterable
+        self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs, holder)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown
@@ -278,7 +281,7 @@ class IterableSource(FirstNode[Indices]):
         follows, self._follows = self._follows, None
         self._epoch, self._position, self._ended = state["epoch"], 0, False
         inner = state[self._reader.KEY]
-        with self._rng.kept():
+        with self._rng.kept(anew=True):
             if not self._pristine:
                 self._rng.seed(0, START)
                 pristine = self._state_of(self._reader.pristine())
@@ -330,8 +333,12 @@ class IterableSource(FirstNode[Indices]):
             )
 
     def _resume(self, state: State) -> bool:
-        self._rng.seed(state["epoch"], START)
-        return self._reader.resume(state["epoch"], decoded(state[self._reader.KEY]), state["ended"])
+        for _ in range(2):
+            self._rng.seed(state["epoch"], START)
+            resumed = self._reader.resume(state["epoch"], decoded(state[self._reader.KEY]), state["ended"])
+            if not self._rng.made_one():
+                break
+        return resumed
 
     def _begin(self, epoch: int, follows: int | None, after: State | None) -> None:
         """Move to the start of ``epoch``, regardless of what was read before; see the top of this file.
@@ -428,7 +435,13 @@ class IterableSource(FirstNode[Indices]):
     def _item(self, epoch: int, position: int) -> Any:
         # A sampler in a node may draw its order when the pass starts, or only at the first item, so both get the same seed.
         self._rng.seed(epoch, START if position == 0 and self._reader.IS_NODE else position)
-        return self._reader.next()
+        item = self._reader.next()
+        if position == 0 and self._rng.made_one():
+            self._start(epoch)
+            self._rng.seed(epoch, position)
+            item = self._reader.next()
+            self._rng.made_one()  # it may be another one
+        return item
 
     def _state_of(self, state: Any) -> Any:
         return encoded(state, f"the state_dict of {type(self.iterable).__name__}: state")

@@ -148,6 +148,7 @@ class ParallelMapper(Node[T]):
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
         self.executor.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
+        self._init = worker_init_fn
         self._shared: SharedValues | None = None  # found when an epoch is first begun ahead of the loop
         self._shared_before: dict[str, bytes] | None = None  # the values when it was begun; None if none was
         self._shared_changed = False
@@ -310,9 +311,8 @@ class ParallelMapper(Node[T]):
         window, source = self._window, self.source
         while window.under_way < most and window.has_room(most, self._may_pass):
             self._go_to(window.place)
-            if self._at_marker:
-                self._begin_ahead()
             try:
+                values = self._values_before() if self._at_marker else None
                 began = now()
                 item: Any = source.next()
                 ended = now()
@@ -324,6 +324,8 @@ class ParallelMapper(Node[T]):
                     self._at_marker, self._shared_before = True, None
                     entry = Entry(item, None, place)
                 else:
+                    if self._at_marker:
+                        self._began(values)
                     job = None if window.comes_delivered else self.executor.submit(item, idle=not window.under_way)
                     entry = Entry(None, job, place)
             except StopIteration:
@@ -341,12 +343,18 @@ class ParallelMapper(Node[T]):
         """Whether items of the next epoch may be pulled before the marker of this one is delivered."""
         return self._prefetch_next_epoch and self.runs_ahead
 
-    def _begin_ahead(self) -> None:
-        """The first item of an epoch is about to be pulled, perhaps before the loop asks for it."""
-        if self.num_workers or reads_ahead():
-            if self._shared is None:
-                self._shared = SharedValues(self.map_fn, getattr([*self.chain()][-1], "iterable", None))
-            self._shared_before = self._shared.read()
+    def _values_before(self) -> dict[str, bytes] | None:
+        """The shared values before the first item of an epoch is pulled, perhaps before the loop asks for it. None if it is not."""
+        if not self.num_workers and not reads_ahead():
+            return None
+        if self._shared is None:
+            self._shared = SharedValues(self.map_fn, getattr([*self.chain()][-1], "iterable", None), self._init)
+        return self._shared.read()
+
+    def _began(self, before: dict[str, bytes] | None) -> None:
+        """That item was pulled, and no worker has seen it yet."""
+        if before is not None and self._shared is not None:
+            self._shared_before = self._shared.begun(before, waited=not reads_ahead())
         self._at_marker = False
 
     def _go_to(self, place: State) -> None:
@@ -363,8 +371,7 @@ class ParallelMapper(Node[T]):
         window, source, executor = self._window, self.source, self.executor
         if self._at is not window.base:
             self._go_to(window.base)
-        if self._at_marker:
-            self._begin_ahead()
+        values = self._values_before() if self._at_marker else None
         self._at = None  # `_go_to`, inlined: unless this succeeds, the source is reset at the next call
         try:
             asked = now()
@@ -389,6 +396,8 @@ class ParallelMapper(Node[T]):
             self._at_marker, self._shared_before = True, None
             self._at = window.base = place
             return item
+        if self._at_marker:
+            self._began(values)
         try:
             value = executor.run_inline(item, began)
         except BaseException as exc:

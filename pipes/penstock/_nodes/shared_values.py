@@ -9,16 +9,20 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import torch
 
+from penstock._arguments import checksum
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import SMALL, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_LARGE: Final = 64 * 1024
+"""Bytes of the largest value of which a checksum is kept. One of more than 1 KB is what another process holds."""
 
 
 @final
@@ -28,13 +32,15 @@ class SharedValues:
     Args:
         map_fn: A `Fetch`, whose dataset, transform and collate function are looked into, or any function.
         iterable: What the items are read from; None if it is no iterable.
+        worker_init_fn: May hold one for the workers, as a ``functools.partial`` does.
     """
 
-    def __init__(self, map_fn: Callable[[Any], Any], iterable: Any) -> None:
+    def __init__(self, map_fn: Callable[[Any], Any], iterable: Any, worker_init_fn: Any = None) -> None:
+        self._told = hasattr(iterable, "set_epoch")
         roots: dict[str, Any] = {"iterable": iterable, "function": map_fn}
         if isinstance(map_fn, Fetch):
             roots = {"iterable": iterable, "dataset": map_fn.dataset, "transform": map_fn.transform, "collate_fn": map_fn.collate_fn}
-        found, _ = held(roots)
+        found, _ = held({**roots, "worker_init_fn": worker_init_fn})
         self._readers = {one.path: reader for one in found if (reader := _reader(one.value)) is not None}
 
     def read(self) -> dict[str, bytes]:
@@ -45,7 +51,21 @@ class SharedValues:
                 values[path] = reader()
             except Exception:
                 del self._readers[path]
-        return {path: value for path, value in values.items() if len(value) <= SMALL}
+        return {path: value if len(value) <= SMALL else checksum(value).encode() for path, value in values.items() if len(value) <= _LARGE}
+
+    def begun(self, before: dict[str, bytes], waited: bool) -> dict[str, bytes]:
+        """The values with which an epoch begins. One in which an iterable with a ``set_epoch`` keeps its epoch does not count from then on.
+
+        Args:
+            before: The values before the first item of the epoch was read.
+            waited: Whether the loop waited meanwhile, and so cannot have set one.
+        """
+        now = self.read()
+        if self._told:
+            own = {path for path, value in now.items() if path.startswith("iterable") and before.get(path) != value}
+            self._readers = {path: reader for path, reader in self._readers.items() if path not in own}
+            now, before = ({path: value for path, value in values.items() if path not in own} for values in (now, before))
+        return now if waited else before
 
     def changed(self, before: dict[str, bytes]) -> str | None:
         """The path of a value that is no longer what it was ``before``; None if all are."""
@@ -69,6 +89,8 @@ def _reader(value: Any) -> Callable[[], bytes] | None:
         return lambda: bytes([value.is_set()])
     if _is_a(value, "multiprocessing.managers", "BaseProxy"):
         return lambda: pickle.dumps(value._getvalue())
+    if _is_a(value, "mmap", "mmap"):
+        return (lambda: value[:]) if not value.closed and len(value) <= SMALL else None
     if _is_a(value, "multiprocessing.shared_memory", "ShareableList"):
         return lambda: pickle.dumps(list(value))
     if _is_a(value, "multiprocessing.shared_memory", "SharedMemory"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
+from penstock._fetch.held_generators import HeldGenerators
 from penstock._memory.modes import neutral_modes
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.orders import checked_seed
@@ -23,32 +24,46 @@ START = ~0
 
 @final
 class StreamRng:
-    """Seeds the global generators while an iterable is read. In a reader thread it does not, because the consumer draws from them at the same time.
+    """Seeds the global generators, and those that an iterable holds, while it is read. In a reader thread it does not, because the consumer draws from them at the same time.
 
     Args:
         name: Of the iterable.
         seed: From 0 to 2**63 - 1.
         enabled: False leaves the generators alone.
+        holder: Whose generators are seeded too, by their paths; None: nobody's.
     """
 
-    def __init__(self, name: str, seed: int, enabled: bool) -> None:
+    def __init__(self, name: str, seed: int, enabled: bool, holder: Any = None) -> None:
         self._name = name
         self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
         self._enabled = enabled
         self._seeds = False  # whether this read does
+        self._held = HeldGenerators(self._key, {"iterable": holder}, enabled and holder is not None)
         self._watched = not enabled
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """In this context `seed` works, and torch's modes are neutral. Afterwards the caller's generators are restored."""
+    def kept(self, anew: bool = False) -> Iterator[None]:
+        """In this context `seed` works, and torch's modes are neutral. Afterwards the caller's generators are restored.
+
+        ``anew``: a pass begins, so what the iterable holds is looked for.
+        """
         self._seeds = self._enabled and not reads_ahead()
-        with neutral_modes(), global_rngs_kept() if self._seeds else contextlib.nullcontext():
+        if anew and self._seeds:
+            self._held.expire()
+            self._held.refresh()
+        with neutral_modes(), global_rngs_kept() if self._seeds else contextlib.nullcontext(), self._held.kept(self._seeds):
             yield
 
     def seed(self, epoch: int, position: int) -> None:
         """Seed the draws for the item at ``position``, or at the `START` of a pass."""
         if self._seeds:
             seed_globals(self._key, epoch, position)
+            if self._held.found:
+                self._held.seed(epoch, position)
+
+    def made_one(self) -> bool:
+        """Whether the beginning of a pass must be read again, because the iterable has made a generator there, which was not seeded."""
+        return self._seeds and self._held.seeds and self._held.first_time(self._held.look_again())
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
