@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import inspect
 import json
 import logging
 import mmap
 import multiprocessing
 import multiprocessing.managers
 import os
+import pickle
 import random
 import tempfile
 import threading
@@ -323,6 +326,24 @@ def test_what_an_object_makes_of_the_number_is_no_call():
     for sampler in (Clipped(), OfTheClass()):
         with Loader.from_dataset(Tagged(N), 4, sampler=sampler, num_workers=2, method="thread") as loader:
             assert [values(loader)[0] // 1000 for _ in range(7)] == [*range(7)]
+
+
+def test_a_class_that_is_heard_can_be_pickled_by_value():
+    """As Ray and joblib pickle the classes of a notebook. Seen to fail: "cannot pickle '_contextvars.ContextVar' object"."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+
+    class Local(Rotated):
+        def set_epoch(self, epoch):
+            super().set_epoch(epoch)
+
+    data = Local()
+    with Loader.from_dataset(data, 4) as loader:
+        values(loader)
+    other = pickle.loads(cloudpickle.dumps(data))
+    other.set_epoch(5)
+    assert (other.epoch, data.epoch) == (5, 0)
+    assert inspect.signature(data.set_epoch) == inspect.signature(Rotated().set_epoch)
+    assert copy.deepcopy(data).set_epoch.__self__ is not data
 
 
 def test_two_loaders_may_share_a_sampler():

@@ -12,7 +12,7 @@ import inspect
 import weakref
 from contextlib import suppress
 from contextvars import ContextVar
-from types import FunctionType, MemberDescriptorType
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def listen(one: Any) -> Heard:
         for kind in type(one).__mro__:
             if "set_epoch" in vars(kind):
                 original = vars(kind)["set_epoch"]
-                if isinstance(original, FunctionType) and not hasattr(original, "is_heard"):
-                    kind.set_epoch = _hearing(original)  # type: ignore[attr-defined]
+                if isinstance(original, FunctionType):
+                    kind.set_epoch = Hearing(original)  # type: ignore[attr-defined]
                 break
     return _heard[id(one)]
 
@@ -77,24 +77,33 @@ def tell_epoch(one: Any, epoch: int) -> None:
         heard.kept, heard.is_users = _kept(one), False
 
 
-def _hearing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        heard, outer = _heard.get(id(self)), _inside.get()
+@final
+class Hearing:
+    """A method ``set_epoch`` that notes who calls it. An object, because a pickle by value (of a class in a notebook) must not copy this module."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+        functools.update_wrapper(self, original)
+
+    def __get__(self, one: Any, kind: type | None = None) -> Any:
+        return self if one is None else MethodType(self, one)
+
+    def __reduce__(self) -> Any:
+        return Hearing, (self.original,)
+
+    def __call__(self, one: Any, *args: Any, **kwargs: Any) -> Any:
+        heard, outer = _heard.get(id(one)), _inside.get()
         token = _inside.set(True)
         try:
-            result = original(self, *args, **kwargs)
+            result = self.original(one, *args, **kwargs)
         finally:
             _inside.reset(token)
         if heard is not None:
             number = next(iter((*args, *kwargs.values())), None)
             if not outer and isinstance(number, int):
                 heard.note(number)
-            heard.kept = _kept(self)
+            heard.kept = _kept(one)
         return result
-
-    set_epoch.is_heard = True  # type: ignore[attr-defined]
-    return set_epoch
 
 
 def _kept(one: Any) -> int | None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from penstock._fetch.epoch_calls import Hearing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping
 
@@ -227,7 +229,8 @@ def members_of(kind: type) -> dict[str, Any]:
     found = {}
     for base in filter(is_users, kind.__mro__):
         for name, member in list(vars(base).items()):
-            parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
+            member = member.original if isinstance(member, Hearing) else getattr(member, "__func__", member)
+            parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
             for place, part in enumerate(parts):
                 skipped = name.startswith(("__", "_abc_")) or (hasattr(type(part), "__get__") and not is_users(type(part)))
                 if isinstance(part, FunctionType) or not skipped:
