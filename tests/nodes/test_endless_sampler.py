@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from itertools import islice
 
 import numpy as np
@@ -60,8 +59,6 @@ class Here:
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks of 10 items, or 10 samples in batches."""
-    if multiprocessing.get_start_method() != "fork":
-        pytest.skip("the helper process would have blocks of the usual size")
     monkeypatch.setattr(sampler_reading, "CHUNK", BLOCK)
     monkeypatch.setattr(sampler_reading, "LARGE", BLOCK)
     monkeypatch.setattr(sampler_reading, "BATCHES", 2)

@@ -60,7 +60,7 @@ class Stream(IterableDataset):
 
 
 class Hidden:
-    """Draws from ``random``, so a copy of it is read in a helper process."""
+    """Draws from ``random``, so a copy of it is read in the thread of the graph."""
 
     def __iter__(self) -> Any:
         import random
