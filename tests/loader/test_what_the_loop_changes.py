@@ -607,6 +607,7 @@ def test_the_size_of_its_batches_too(how):
     with Loader.from_dataset(range(N), batch_sampler=batches, **METHODS[how]) as loader:
         for size in (2, 3, 6, 3):
             batches.batch_size = size
+            assert len(loader) == N // size
             assert [len(batch) for batch in loader] == [size] * (N // size)
             assert loader.position in (0, None)
 

@@ -412,8 +412,10 @@ class Loader(FromDataset, Generic[T]):
         """Batches in a whole epoch; for a stream, according to its ``__len__``."""
         if self._infinite:
             return None
-        batches = self._batches()
-        return self._reader.positions.claimed(self.epoch) if batches is None else batches
+        reader = self._reader
+        claimed = None if reader.cursor.begun else reader.positions.claimed(self.epoch)
+        batches = self._batches() if claimed is None else claimed
+        return reader.positions.claimed(self.epoch) if batches is None else batches
 
     def _batches(self) -> int | None:
         """Batches in the whole current epoch; the number may change from epoch to epoch."""

@@ -19,7 +19,7 @@ from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._nodes.sampler_line import SamplerLine
-from penstock._nodes.sampler_traits import length
+from penstock._nodes.sampler_traits import is_told, length
 from penstock._random.orders import checked_seed
 from penstock._workers.reader_thread import reads_ahead
 
@@ -156,6 +156,11 @@ class SamplerWrapper(FirstNode[Any]):
     def left(self, place: State) -> int | None:
         items = self._lengths.items(place["epoch"], self._plan_of(place["epoch"]))
         return None if items is None else max(items - place["position"], 0)
+
+    def claimed(self, epoch: int) -> int | None:
+        if epoch > self._begun and self._lengths.believed and not is_told(self.sampler):
+            return length(self.sampler)  # what it holds now, and not what was planned ahead
+        return super().claimed(epoch)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
         epoch, position, checksum = place["epoch"], place["position"], place["checksum"]
