@@ -25,49 +25,12 @@ _ARRAYS: Final = 2**28
 
 
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
-_OUTSIDE: Final = frozenset(
-    [
-        "open",
-        "input",
-        "exec",
-        "eval",
-        "__import__",
-        "load",
-        "loads",
-        "loadtxt",
-        "fromfile",
-        "memmap",
-        "read_text",
-        "read_bytes",
-        "read_csv",
-        "read_json",
-        "read_parquet",
-        "environ",
-        "getenv",
-        "os",
-        "io",
-        "time",
-        "datetime",
-        "pathlib",
-        "Path",
-        "json",
-        "csv",
-        "pickle",
-        "shelve",
-        "sqlite3",
-        "subprocess",
-        "socket",
-        "urllib",
-        "requests",
-        "glob",
-        "h5py",
-        "lmdb",
-        "pandas",
-        "yaml",
-        "monotonic",
-        "perf_counter",
-    ]
-)
+_OUTSIDE: Final = {
+    *("open", "input", "exec", "eval", "__import__", "load", "loads", "loadtxt", "fromfile", "memmap", "read_text"),
+    *("read_bytes", "read_csv", "read_json", "read_parquet", "environ", "getenv", "os", "io", "time", "datetime"),
+    *("pathlib", "Path", "json", "csv", "pickle", "shelve", "sqlite3", "subprocess", "socket", "urllib", "requests"),
+    *("glob", "h5py", "lmdb", "pandas", "yaml", "monotonic", "perf_counter"),
+}
 """Names in the user's code through which a sampler may depend on what is in no object."""
 
 
