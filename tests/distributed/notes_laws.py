@@ -186,7 +186,7 @@ def resumed(one: Loader):
 HEALTHY = {
     "RandomSampler": lambda **more: loader(RandomSampler(range(N)), **more),
     "WeightedRandomSampler": lambda **more: loader(WeightedRandomSampler([1.0, 2.0] * (N // 2), N), **more),
-    "SubsetRandomSampler": lambda **more: loader(SubsetRandomSampler(range(5, 25)), **more),
+    "SubsetRandomSampler": lambda **more: loader(SubsetRandomSampler(range(N // 2)), **more),
     "BatchSampler": lambda **more: loader(batch_size=1, batch_sampler=BatchSampler(RandomSampler(range(N)), 2, True), **more),
     "split within": lambda **more: loader(
         batch_size=1, batch_sampler=BatchSampler(RandomSampler(range(N)), 4, True), split="within", **more

@@ -252,4 +252,5 @@ def _began() -> float:
 
 
 _since = _began()  # notes that are older belong to an earlier job
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -182,7 +182,7 @@ def _write(file: IO[str], event: dict[str, Any]) -> None:
 
 
 def _name_of(task: Any) -> str:
-    return {"Loaded": "collate", "PlanRequest": "plan"}.get(type(task).__name__, "load")
+    return {"Loaded": "collate", "Planning": "plan"}.get(type(task).__name__, "load")
 
 
 def _args_of(task: Any) -> dict[str, Any]:
