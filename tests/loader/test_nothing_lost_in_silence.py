@@ -185,7 +185,7 @@ class Curriculum:
 )
 @pytest.mark.parametrize("by_count", [False, True])
 def test_a_sampler_that_is_not_planned_ahead_is_asked_when_its_epoch_is(options, by_count):
-    """Seen to fail: without `may_run_ahead` in the mapper it was asked one to two epochs early, and trained on stale plans."""
+    """Seen to fail: without `runs_ahead` in the mapper it was asked one to two epochs early, and trained on stale plans."""
     sampler = Curriculum()
     with Loader.from_dataset(Tagged(8), sampler=sampler, batch_size=2, plan_ahead=False, **options) as loader:
         for epoch in range(4):

@@ -274,6 +274,28 @@ def test_it_comes_before_the_number_of_a_trainer():
         assert values(loader)[0] == 1001
 
 
+def test_an_interrupted_next_leaves_the_call_to_the_following_one():
+    """Seen to fail: after Ctrl-C in the first batch, the loader began at epoch 0."""
+
+    class Interrupted(Tagged):
+        strikes = 1
+
+        def __getitem__(self, index):
+            if self.strikes:
+                self.strikes -= 1
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    sampler = Epochs()
+    with Loader.from_dataset(Interrupted(N), 4, sampler=sampler) as loader:
+        sampler.set_epoch(3)
+        batches = iter(loader)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert values(batches) == [3000 + (k + 3) % N for k in range(N)]
+        assert values(loader)[0] == 4004
+
+
 def test_an_epoch_may_be_assigned():
     sampler = Epochs()
     with Loader.from_dataset(Tagged(N), 4, sampler=sampler) as loader:

@@ -90,6 +90,7 @@ class EpochCursor:
         pending: The state was loaded, and no batch was requested yet.
         over_marker: The next marker does not end an epoch.
         begun: The state is not at the start of its epoch.
+        answered: The user's calls of ``set_epoch`` that were answered; see `ToldEpochs`. Here, so that an interrupted ``next`` answers none.
     """
 
     def __init__(self, epochs: Epochs, *, infinite: bool, restart: bool | None) -> None:
@@ -102,6 +103,7 @@ class EpochCursor:
         self.pending = False
         self.over_marker = False
         self.begun = False
+        self.answered: tuple[int, ...] = ()
         self._resumed = False  # the run began at a loaded state, which counts as unused until a batch is delivered
         self._again = False  # the first item of this run raised: the next run begins at the same place
         self._requested: int | None = None

@@ -12,7 +12,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from penstock._errors import ClosedError, GraphError, SourceError, StateError, is_own_error
+from penstock._errors import ClosedError, GraphError, SourceError, is_own_error
 from penstock._fetch.indices import Indices
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.rank_notes import RankNotes
@@ -80,6 +80,7 @@ class GraphReader(Generic[T]):
         self._me = object()  # identifies this reader; `_readers` lives longer, and must not keep the reader itself alive
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
+        self.cursor.answered = self._told.first
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
         self.notes = RankNotes.of(positions, self._sharder)
 
@@ -101,13 +102,10 @@ class GraphReader(Generic[T]):
             raise SourceError.after(failure)
         if self.notes is not None:
             self.notes.start()
-        if not cursor.is_requested and (asked := self._told.asked()) is not None:
+        if not cursor.is_requested and (asked := self._told.asked(cursor.answered)) is not None:
             cursor.request(asked)
-        try:
-            move, state = cursor.start(), None
-        except StateError:
-            self._told.seen()
-            raise
+        cursor.answered = self._told.calls()
+        move, state = cursor.start(), None
         if isinstance(move, Jump):
             self._begin(move.state)
             self._jump(move.state)

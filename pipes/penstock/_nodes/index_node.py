@@ -38,7 +38,6 @@ class Facts:
         infinite: There is a `Cycler`, so epochs end with a marker and never with ``StopIteration``.
         carries_over_epochs: An epoch begins where the previous one was left, even if it was left early.
         sharded_by: How items are split among ranks: by the `Sharder` (``"items"``) or by the source itself (``"own"``); None if undecided.
-        may_run_ahead: The next epoch may be read early. False if the training loop may change the items that the source will yield.
     """
 
     settings: dict[str, Any]
@@ -46,7 +45,6 @@ class Facts:
     infinite: bool = False
     carries_over_epochs: bool = False
     sharded_by: Literal["items", "own"] | None = "items"
-    may_run_ahead: bool = True
 
 
 Facts.__module__ = "penstock.nodes"  # not in the class: a dataclass looks for its module while it is made
@@ -192,10 +190,6 @@ class FirstNode(IndexNode[T]):
     def claimed(self, epoch: int) -> int | None:
         """Items in ``epoch``, if known or claimed by the source; for ``len(loader)`` only."""
         return self.left(self.start(epoch))
-
-    @property
-    def runs_ahead(self) -> bool:
-        return self.facts.may_run_ahead
 
     def note(self, place: State) -> tuple[int, ...]:
         """Checksums of what is read from ``place`` on. Two ranks read the same if they share one. Empty if there is nothing to compare, or not yet.

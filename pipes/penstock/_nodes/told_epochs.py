@@ -28,6 +28,9 @@ class ToldEpochs:
 
     Args:
         nodes: Of the graph.
+
+    Attributes:
+        first: The calls that count as answered before the first epoch.
     """
 
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
@@ -36,26 +39,25 @@ class ToldEpochs:
         for one in (*self._samplers, *(data for node in nodes for data in node.watched)):
             objects += [inner.value for inner in held({"": one}, _LOOKED_AT)[0] if _is_told(inner.value)]
         self._heard = [(one, listen(one)) for one in {id(one): one for one in objects}.values()]
-        self._seen = [heard.calls - heard.is_users for _, heard in self._heard]
+        self.first = tuple(heard.calls - heard.is_users for _, heard in self._heard)
 
-    def asked(self) -> int | None:
-        """The epoch that the user has set; None if there is no new call."""
-        for (one, heard), seen in zip(self._heard, self._seen, strict=True):
+    def asked(self, answered: tuple[int, ...]) -> int | None:
+        """The epoch that the user has set since there were ``answered`` calls on each object; None if there is no new call."""
+        for (one, heard), before in zip(self._heard, answered, strict=True):
             heard.look(one)
-            if heard.calls > seen:
+            if heard.calls > before:
                 return heard.asked
         return None
+
+    def calls(self) -> tuple[int, ...]:
+        """How many calls the user has made on each object."""
+        return tuple(heard.calls for _, heard in self._heard)
 
     def begin(self, epoch: int) -> None:
         """Tell the samplers that ``epoch`` begins."""
         with neutral_modes():
             for sampler in self._samplers:
                 tell(sampler, epoch, seeded=True)
-        self.seen()
-
-    def seen(self) -> None:
-        """Regard all calls so far as answered."""
-        self._seen = [heard.calls for _, heard in self._heard]
 
 
 def _is_told(one: Any) -> bool:
