@@ -296,6 +296,16 @@ def test_an_interrupted_next_leaves_the_call_to_the_following_one():
         assert values(loader)[0] == 4004
 
 
+def test_a_copy_of_a_loader_hears_the_calls_on_its_own_sampler():
+    """Seen to fail: nobody listened to the copy of the sampler."""
+    with Loader.from_dataset(Tagged(N), 4, sampler=Derived()) as loader:
+        for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+            with other:
+                [*other.root.chain()][-1].sampler.set_epoch(3)
+                assert values(other)[0] // 1000 == 3
+        assert values(loader)[0] // 1000 == 0
+
+
 def test_an_epoch_may_be_assigned():
     sampler = Epochs()
     with Loader.from_dataset(Tagged(N), 4, sampler=sampler) as loader:

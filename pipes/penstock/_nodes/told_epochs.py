@@ -38,12 +38,17 @@ class ToldEpochs:
         objects = [one for sampler in self._samplers for one in told_by(sampler)]
         for one in (*self._samplers, *(data for node in nodes for data in node.watched)):
             objects += [inner.value for inner in held({"": one}, _LOOKED_AT)[0] if _is_told(inner.value)]
-        self._heard = [(one, listen(one)) for one in {id(one): one for one in objects}.values()]
-        self.first = tuple(heard.calls - heard.is_users for _, heard in self._heard)
+        self._objects = list({id(one): one for one in objects}.values())
+        self.first = tuple(heard.calls - heard.is_users for heard in map(listen, self._objects))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.calls()  # listens to the copies
 
     def asked(self, answered: tuple[int, ...]) -> int | None:
         """The epoch that the user has set since there were ``answered`` calls on each object; None if there is no new call."""
-        for (one, heard), before in zip(self._heard, answered, strict=True):
+        for one, before in zip(self._objects, answered, strict=True):
+            heard = listen(one)
             heard.look(one)
             if heard.calls > before:
                 return heard.asked
@@ -51,7 +56,7 @@ class ToldEpochs:
 
     def calls(self) -> tuple[int, ...]:
         """How many calls the user has made on each object."""
-        return tuple(heard.calls for _, heard in self._heard)
+        return tuple(listen(one).calls for one in self._objects)
 
     def begin(self, epoch: int) -> None:
         """Tell the samplers that ``epoch`` begins."""
