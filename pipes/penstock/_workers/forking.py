@@ -6,17 +6,14 @@ lock: before 3.11.10 a child hung inside ``os.fork`` if a native thread (autogra
 such locks too. A child replaces NumPy's. torch's cannot be replaced, so `fork` waits until it is free. The child acquires it before it
 reports that it is up; a child that hangs instead is killed and forked again before it gets any work.
 
-A hung child is told from a slow one as follows. If a process has a single thread, and that thread sleeps on a futex private to the process,
-no other thread exists that could wake it. Linux shows this in ``/proc/PID/syscall``, and load on the machine never looks the same. A child
-that sleeps for another reason gets some time, because the reason is unknown. A child that runs, or waits for a CPU or for a page, gets all
-the time it needs.
+`asleep` tells a hung child from a slow one, at the first look if it has a single thread. A child that sleeps for another reason gets some time,
+because the reason is unknown. A child that runs, or waits for a CPU or for a page, gets all the time it needs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import select
 from itertools import starmap
 from pathlib import Path
@@ -26,6 +23,7 @@ import numpy as np
 import torch
 
 from penstock._errors import WorkerDied
+from penstock._workers.asleep import never_woken, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +32,6 @@ if TYPE_CHECKING:
 ATTEMPTS = 20
 _LOOK_MS, _LONGER = 100, 1.15  # between two checks of a child; longer with each attempt, because a lock may be held for a while
 _PATIENCE = 10  # after this many checks of a child that sleeps without progress, we assume, without proof, that it hangs
-
-_FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
-_PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
-_WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
 
 
 def come_up() -> None:
@@ -93,35 +87,20 @@ def _comes_up(pid: int, said: int, look_ms: float) -> bool:
     seen: list[str] = []
     idle = 0
     while not poller.poll(look_ms):
-        before, seen = seen, _threads(pid)
+        before, seen = seen, _stats(pid)
         states = {thread.rpartition(")")[2][1:2] for thread in seen}
         if not states - {"Z", "X"}:
             return True
         idle = idle + 1 if states == {"S"} and seen == before else 0
-        if idle == _PATIENCE or (len(seen) == 1 and _never_woken(pid)):
+        if idle == _PATIENCE or (len(seen) == 1 and never_woken(pid)):
             return False
     return True
 
 
-def _threads(pid: int) -> list[str]:
+def _stats(pid: int) -> list[str]:
     """Linux's ``stat`` line of each thread of a process: its state, CPU time and page faults."""
     found = []
-    try:
-        for thread in os.scandir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):  # the thread has just ended
-                found.append(Path(thread.path, "stat").read_text())
-    except OSError:  # the whole process has ended
-        return []
+    for thread in threads_of(pid):
+        with contextlib.suppress(OSError):  # it has just ended
+            found.append(Path(thread, "stat").read_text())
     return found
-
-
-def _never_woken(pid: int) -> bool:
-    """Whether the only thread of a process waits, without a timeout, for another thread to wake it. False if that is not visible."""
-    try:
-        number, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
-    except OSError:
-        return False
-    if number != _FUTEX:
-        return False
-    _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
-    return bool(operation & _PRIVATE) and operation & _COMMAND in _WAITS and timeout == 0

@@ -14,6 +14,7 @@ process closes its copies of our descriptors (`Supervisor.disown`), and is refus
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import threading
@@ -23,6 +24,7 @@ from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
+from penstock._workers.asleep import HangWatch
 from penstock._workers.lifetime import PATIENCE_S
 from penstock._workers.meter import Histogram, now
 from penstock._workers.pool import IDLE, Job, named
@@ -138,18 +140,20 @@ class Scheduler:
     def wait(self, jobs: list[Job], timeout: float | None) -> None:
         if not self.started:
             raise RuntimeError("these workers have not been started.")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        patience: float | None = 0.0
+        at = time.monotonic()
+        deadline, hangs, patience = math.inf if timeout is None else at + timeout, HangWatch(at), 0.0
         while True:
             self._run_once(patience)
             if any(job.done for job in jobs):
                 return
             if not self._tasks:
                 raise ValueError("none of these jobs is in flight in this pool, so there is nothing to wait for.")
-            patience = None if deadline is None else deadline - time.monotonic()
-            if patience is not None and patience <= 0:
+            if (at := time.monotonic()) >= deadline:
                 self._on_timeout(jobs, timeout)
                 return
+            for pid in hangs.found(self.pids(), at):
+                self._end_hung(pid)
+            patience = min(deadline, hangs.due) - at
 
     def discard(self) -> None:
         self.interrupted = False
@@ -217,13 +221,13 @@ class Scheduler:
 
     # The event loop.
 
-    def _run_once(self, patience: float | None) -> None:
-        """Wait up to ``patience`` seconds (None: forever) for events, and handle all of them."""
+    def _run_once(self, patience: float) -> None:
+        """Wait up to ``patience`` seconds for events, and handle all of them."""
         self._transaction.settle(self._roll_back)  # before the wait, because after half a change there may be no worker to wake us
         supervisor = self._supervisor
         death = supervisor.missed_deaths
         # An interrupt sets its flag, then sends a byte. The byte wakes the wait, but may be drained with an older one, so look at the flag first.
-        ready = supervisor.poller.poll(0 if death or self.interrupted else None if patience is None else max(0.0, patience) * 1000)
+        ready = supervisor.poller.poll(0 if death or self.interrupted else patience * 1000)
         self.check_usable()
         if self.interrupted:
             raise ClosedError("the loader was closed, or moved to another position, while it waited for a batch.")
@@ -385,6 +389,24 @@ class Scheduler:
                 self._tasks.finish(task, error=late)
         if not begun:
             raise late
+
+    def _end_hung(self, pid: int) -> None:
+        worker = next(worker for worker in self._supervisor.workers.values() if worker.pid == pid)
+        task = worker.doing()
+        what = "its start" if not worker.ready else "the end of a task" if task is None else self._named(task.job, worker.row)
+        why = (
+            f"{what} hangs in {worker.where}: each of its threads waits for a lock or for another thread, without a time limit, and none is left to "
+            f"wake them. A forked worker has the locks of this process, but not its threads, so a thread pool that was used here (polars, OpenMP, a "
+            f'ThreadPoolExecutor) never answers there. Pass multiprocessing_context="spawn" or "forkserver", or method="thread", or have each worker '
+            f"make its own pool, in worker_init_fn or at first use. If the worker was not forked, that code waits for itself."
+        )
+        with self._transaction.begin(self._roll_back):
+            worker.stuck = "hung and was killed"
+            worker.kill()
+            if not worker.ready:
+                self._tasks.fail(partial(WorkerDied, why))
+            elif task is not None:
+                self._tasks.finish(task, error=SampleError(why))
 
     def _named(self, job: Job, row: int = IDLE) -> str:
         return named(self.setup.work, job.task, row)

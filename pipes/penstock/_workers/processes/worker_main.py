@@ -36,6 +36,7 @@ from penstock._memory.slots import NO_SLOT
 from penstock._workers.meter import Meter, measuring, now, traced
 from penstock._workers.pool import IDLE, Work
 from penstock._workers.processes.main_module import explained
+from penstock._workers.processes.own_offsets import own_offsets
 from penstock._workers.processes.protocol import (
     ANSWER,
     AT_ONCE,
@@ -76,6 +77,8 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
         if setup is None:
             PassedFd.received = fds[3:]
             setup = _load(fds[2], setup_bytes)
+        else:
+            own_offsets()
         prepare(setup, worker)
     except BaseException as error:  # from user code, and the consumer must see whatever that raises
         server.refuse(error)

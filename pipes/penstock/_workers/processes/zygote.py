@@ -18,6 +18,7 @@ import traceback
 
 from penstock._workers.forking import come_up, fork, until_up
 from penstock._workers.processes.deaths import UNKNOWN, Watched
+from penstock._workers.processes.own_offsets import own_offsets
 from penstock._workers.processes.protocol import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive
 from penstock._workers.processes.signals import set_signals, signals_held
 from penstock._workers.processes.worker_main import worker_main
@@ -27,6 +28,7 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
     """Fork workers to order and report their deaths, until end-of-file and then until the last worker has ended."""
     set_signals()
     come_up()
+    own_offsets()  # before the consumer reads on; each worker does it again, because they are siblings
     _report(control, 0, UP, 0)
     gc.freeze()  # so that garbage collection in the workers copies no page of the dataset
     children: dict[int, tuple[int, Watched]] = {}
