@@ -619,6 +619,59 @@ def test_a_first_batch_that_failed_is_tried_again_by_a_new_iterator():
         assert values(batches) == epoch(0)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("asked", [None, 0, 1])
+@pytest.mark.parametrize("bad", [4, 7])
+def test_a_loaded_state_is_used_once_a_batch_came_whichever_failed(bad, asked, workers):
+    """Seen to fail: after a first batch that raised, the next loop went on in the old epoch, and ``set_epoch`` was refused."""
+    options = {"num_workers": workers, "method": "thread"}
+    with Loader.from_dataset(Broken(), B, **options) as batches:
+        next(iter(batches))
+        state = batches.state_dict()
+    with Loader.from_dataset(Broken(bad, times=1), B, **options) as batches:
+        batches.load_state_dict(state)
+        iterator = iter(batches)
+        for index in (bad, None) if bad == 4 else (None, bad, None):
+            if index is None:
+                next(iterator)
+            else:
+                with pytest.raises(KeyError):
+                    next(iterator)
+        if asked is not None:
+            batches.set_epoch(asked)
+        assert values(batches) == epoch(1 if asked is None else asked)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:Short has a length of 3")
+def test_the_length_that_was_given_holds_until_the_epoch_ends(workers):
+    """A trainer counts by it. Seen to fail: once the plan was read, a number came for no length, and none for a wrong number."""
+
+    class Unsized:
+        def __iter__(self):
+            yield from range(N)
+
+    class Short(Unsized):
+        def __len__(self):
+            return 3
+
+    def length(batches):
+        try:
+            return len(batches)
+        except TypeError:
+            return None
+
+    for sampler, given in ((Unsized(), None), (Short(), 1)):
+        with Loader.from_dataset(range(N), B, sampler=sampler, num_workers=workers, method="thread") as batches:
+            assert length(batches) == given
+            assert [length(batches) for _ in batches] == [given] * len(epoch(0))
+            state = batches.state_dict()
+            again = length(batches)
+            assert {length(batches) for _ in batches} == {again} <= {None, len(epoch(0))}
+            batches.load_state_dict(state)
+            assert length(batches) in (None, len(epoch(0)))
+
+
 @every_way
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit])
 def test_stop_iteration_out_of_user_code_is_an_error_not_an_end(kind, way):

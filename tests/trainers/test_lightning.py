@@ -28,7 +28,7 @@ from penstock.integrations.lightning import LightningCallback
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -263,6 +263,48 @@ def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_p
     assert [step[4:] for step in whole[: len(expected)]] == expected
     for step in range(1, len(whole)):
         assert combined(mode, tmp_path / "again", [LightningCallback()], tmp_path / f"step={step}.ckpt") == whole[step:], step
+
+
+class Pairs:
+    """Batches without a length, or with a wrong one."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([first, first + 1] for first in range(0, 14, 2))
+
+
+class WrongLength(Pairs):
+    def __len__(self) -> int:
+        return 5
+
+
+class Keys:
+    def __iter__(self) -> Iterator[int]:
+        yield from range(14)
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [{"batch_sampler": Pairs()}, {"batch_sampler": WrongLength()}, {"batch_size": 2, "sampler": Keys()}],
+    ids=["none", "wrong", "keys"],
+)
+@pytest.mark.filterwarnings("ignore:WrongLength has a length of 5")
+def test_a_sampler_whose_length_shows_in_the_epoch(samplers: dict[str, Any], tmp_path: Path) -> None:
+    """Lightning counts an epoch by what it asked before. Seen to fail: the epoch's last batch was not trained after a resume.
+
+    With a length that is too small, Lightning ends the epoch there, whatever the loader; it resumes as if it had not been stopped.
+    """
+
+    def once(folder: Path, resume: Path | None = None) -> list[list[int]]:
+        model = cases.Model()
+        saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+        with Loader.from_dataset(range(14), **samplers) as train:
+            cases.new_trainer(1, [saver, LightningCallback()], max_epochs=2).fit(model, train, ckpt_path=resume)
+        return model.seen
+
+    whole = once(tmp_path)
+    assert whole[:5] == [[first, first + 1] for first in range(0, 10, 2)]
+    for step in range(1, len(whole)):
+        assert once(tmp_path / "again", tmp_path / f"step={step}.ckpt") == whole[step:], step
 
 
 @pytest.mark.parametrize("loader", ["sized", "unsized", "endless"])

@@ -92,7 +92,9 @@ def test_a_sample_that_hangs_in_a_fork_is_an_error_that_names_it(monkeypatch: py
     with Loader.from_dataset(dataset, batch_size=2, num_workers=1) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1]
-        with pytest.raises(SampleError, match=r'dataset index 2 .* hangs in worker process 0 .*"spawn" or "forkserver", or method="thread"'):
+        with pytest.raises(
+            SampleError, match=r'dataset index 2 .* hangs in worker process 0 .*"spawn" or "forkserver", or method="thread"'
+        ):
             next(batches)
     with Loader.from_dataset(dataset, batch_size=4, num_workers=2, method="thread") as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]

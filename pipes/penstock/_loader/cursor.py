@@ -87,7 +87,7 @@ class EpochCursor:
         state: The position after the last delivered item, or of the next item.
         stands: Where the graph is.
         fresh: Nothing was delivered since a jump to this state, a load of it, or the start of its epoch.
-        pending: The state was loaded, and no batch was requested yet.
+        pending: The state was loaded, and no batch was delivered yet.
         over_marker: The next marker does not end an epoch.
         begun: The state is not at the start of its epoch.
         answered: The user's calls of ``set_epoch`` that were answered; see `ToldEpochs`. Here, so that an interrupted ``next`` answers none.
@@ -148,7 +148,7 @@ class EpochCursor:
     def delivered(self, state: State) -> None:
         """An item was delivered; ``state`` is the position after it."""
         self.state = state
-        self.fresh = self.over_marker = self._resumed = self._again = False
+        self.fresh = self.over_marker = self.pending = self._resumed = self._again = False
         self.begun = True
 
     def raised(self, state: State) -> None:

@@ -142,6 +142,7 @@ class Loader(FromDataset, Generic[T]):
         self._reader = GraphReader(self.root, positions, self._clock, infinite=infinite, restart=restart_on_stop_iteration)
         self._infinite = infinite
         self._settings: dict[str, Any] | None = None
+        self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
         self._unseeded: int | None = None  # number of items shuffled with the default seed
         self._built_for: int | None = None  # len(dataset) when the default order was made
@@ -297,6 +298,7 @@ class Loader(FromDataset, Generic[T]):
             inner = state["state"]
             self.root.check(inner)
         self._reader.load(inner)
+        self._said = -1, None  # there may be other ranks now
         self._runs.end()
 
     def commit(self, n: int = 1) -> None:
@@ -409,13 +411,16 @@ class Loader(FromDataset, Generic[T]):
         return self._runs.end()
 
     def _length(self) -> int | None:
-        """Batches in a whole epoch; for a stream, according to its ``__len__``."""
+        """Batches in a whole epoch; for a stream, according to its ``__len__``. What was said of an epoch holds until it ends."""
         if self._infinite:
             return None
-        reader = self._reader
-        claimed = None if reader.cursor.begun else reader.positions.claimed(self.epoch)
+        reader, epoch = self._reader, self.epoch
+        if reader.cursor.begun and self._said[0] == epoch:  # a trainer counts by it, even if a plan has shown by now that it is wrong
+            return self._said[1]
+        claimed = None if reader.cursor.begun else reader.positions.claimed(epoch)
         batches = self._batches() if claimed is None else claimed
-        return reader.positions.claimed(self.epoch) if batches is None else batches
+        self._said = epoch, reader.positions.claimed(epoch) if batches is None else batches
+        return self._said[1]
 
     def _batches(self) -> int | None:
         """Batches in the whole current epoch; the number may change from epoch to epoch."""
