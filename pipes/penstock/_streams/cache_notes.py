@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from typing import Final, NamedTuple, final
 
 import numpy as np
 
 _COUNTS: Final = struct.Struct("<8q")
+_TRIES: Final = 200
 
 
 class Counts(NamedTuple):
@@ -46,7 +48,12 @@ class Notes:
         """Add to the counts."""
         try:
             with open(self._path, "r+b", buffering=0, opener=_made) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                for _ in range(_TRIES):  # not for ever: its holder may be stopped
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        time.sleep(0.001)
                 counts = _counts_in(file.read(_COUNTS.size))._asdict()
                 os.pwrite(file.fileno(), _COUNTS.pack(*(counts[name] + more.get(name, 0) for name in counts), 0, 0, 0), 0)
         except OSError:
@@ -79,8 +86,8 @@ class Notes:
             noted = b""
         times = np.frombuffer(noted[: len(noted) // 8 * 8])
         found[: len(times)] = np.where(times > 0, times - 1, np.nan)
-        for lane, time in list(self._seen.items()):
-            found[lane] = time
+        for lane, at in list(self._seen.items()):
+            found[lane] = at
         return found
 
 

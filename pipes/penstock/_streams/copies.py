@@ -20,6 +20,7 @@ import io
 import logging
 import math
 import os
+import platform
 import re
 import secrets
 import time
@@ -38,9 +39,19 @@ COPY: Final = re.compile(r"penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*", r
 _LEFT: Final = re.compile(r"(?P<key>penstock-1-[0-9a-f]{16}-[0-9a-f]{16})\.(lock|(?P<size>\d+)\.[0-9a-f]{8}\.part)")
 """The name patterns of copies and of their locks and parts. No name matches both, whatever the original file is called."""
 _NOTES: Final = re.compile(r"penstock-1-[0-9a-f]{16}\.notes")
+PATIENCE_S: Final = 30.0
+_NOT_AGAIN_S: Final = 300.0
+_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FLAGS: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+
+
+class _OfTheSource(Exception):
+    """An error that was raised by the source of a copy, and has nothing to do with the folder."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 @final
@@ -59,8 +70,7 @@ class CacheFolder:
         ahead: How many shards per lane to fetch before they are read.
 
     Raises:
-        ValueError: The file system does not support locks.
-        OSError: The folder cannot be created or read.
+        ValueError: It cannot be created or read, or its file system does not support locks.
     """
 
     def __init__(self, folder: str, most_bytes: int, own: Iterable[str] = (), ahead: int = 0) -> None:
@@ -73,16 +83,25 @@ class CacheFolder:
         self.needed = self._not_known
         self.stamps: dict[str, tuple[float, Any]] = {}
         self._said: set[str] = set()
-        os.makedirs(self.folder, exist_ok=True)
-        with self._alone():
-            pass
+        self._stuck: dict[str, float] = {}  # locks that were waited for in vain, and until when not to wait again
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            with self._alone():
+                os.listdir(self.folder)
+        except OSError as exc:
+            if exc.errno in _NO_LOCKS:
+                why = f"is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite each other's files"
+            else:
+                why = f"cannot be used: {exc.strerror or exc}"
+            raise ValueError(f"cache_dir={folder!r} {why}. Use a folder on a local disk in which this user may write.") from exc
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_said": set(), "stamps": {}, "needed": None}
+        return {**vars(self), "_said": set(), "_stuck": {}, "stamps": {}, "needed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, needed=self._not_known)
-        os.makedirs(self.folder, exist_ok=True)  # a worker may run on another machine
+        vars(self).update(
+            state, needed=self._not_known
+        )  # the folder is made when it is first needed, because a worker may run on another machine
 
     def _not_known(self) -> Callable[[str], float | None]:
         """If the order is unknown, no copy is evicted for another one of the same data. For an order that is redrawn each time, that keeps as many useful copies as any other rule."""
@@ -94,7 +113,7 @@ class CacheFolder:
         return CopyStatistics(hits, fetches, fetched_bytes, misses, wait_ns / 1e9)
 
     def opened(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> BinaryIO | None:
-        """The copy of a version of a file, made if necessary; None if there is no room for it.
+        """The copy of a version of a file, made if necessary; None if there is no room for it, or the folder is in trouble, which is said once.
 
         Args:
             address: Address of the file.
@@ -103,24 +122,28 @@ class CacheFolder:
             copy: Writes the bytes to a path.
 
         Raises:
-            OSError: The number of bytes differs from ``size``; or the error of ``copy``. Nothing is left behind.
+            Exception: That of ``copy``. Nothing is left behind.
         """
         key, name = _names(address, size, version)
         begun = time.monotonic_ns()
-        hit = True
-        while (found := self._reading(name, size)) is None:
-            hit = False
-            if not self._made(key, name, size, copy):
-                self.notes.add(misses=1)
-                return None
-        self.notes.add(hits=hit, wait_ns=0 if hit else time.monotonic_ns() - begun)
+        found, hit = None, True
+        with self._trouble_is_said():
+            while (found := self._reading(name, size)) is None:
+                hit = False
+                if not self._made(key, name, size, copy):
+                    break
+        if found is None:
+            self.notes.add(misses=1)
+        else:
+            self.notes.add(hits=hit, wait_ns=0 if hit else time.monotonic_ns() - begun)
         return found
 
     def make(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> None:
         """Make that copy, as `opened` does, for a later reader."""
         key, name = _names(address, size, version)
-        while not self._is_there(name, size) and self._made(key, name, size, copy):
-            pass
+        with self._trouble_is_said():
+            while not self._is_there(name, size) and self._made(key, name, size, copy):
+                pass
 
     def contents(self) -> tuple[dict[str, int], int, Counts]:
         """The names and sizes of all copies; the number of unfinished copies; and the counts of all data sets together."""
@@ -151,24 +174,12 @@ class CacheFolder:
     # One copy.
 
     def _made(self, key: str, name: str, size: int, copy: Callable[[str], None]) -> bool:
-        """Make the copy, unless it exists or its lock was removed before this call acquired it; whether there was room."""
-        try:
-            with self._locked(f"{key}.lock") as is_linked:
-                try:
-                    return not is_linked or self._is_there(name, size) or self._fetched(key, name, size, copy)
-                finally:
-                    if is_linked:
-                        self._remove(f"{key}.lock")
-        except OSError as exc:
-            if exc.errno not in (*_NO_WRITING, *_FULL):
-                raise
-            full = exc.errno in _FULL
-            self._say(
-                "is on a full disk, so files that do not fit are read from their source"
-                if full
-                else "is not writable, so files without a copy are read from their source"
-            )
-            return False
+        """Make the copy, unless it exists by now; whether there was room."""
+        with self._locked(f"{key}.lock"):
+            try:
+                return self._is_there(name, size) or self._fetched(key, name, size, copy)
+            finally:
+                self._remove(f"{key}.lock")
 
     def _reading(self, name: str, size: int) -> BinaryIO | None:
         """The copy, open and locked for reading until it is closed; None if it does not exist."""
@@ -178,7 +189,7 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)  # a process that removes it holds the other lock only briefly
+            self._acquire(fd, name, fcntl.LOCK_SH)  # a process that removes it holds the other lock only briefly
             status = os.fstat(fd)
             if not status.st_nlink:  # removed before the lock was acquired: opening it again by name would fail
                 os.close(fd)
@@ -208,20 +219,25 @@ class CacheFolder:
                     self._say(f"has no room for more than {self.most_bytes:,} bytes, so files that do not fit are read from their source")
                     return False
                 os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
-            copy(part)
+            try:
+                copy(part)
+            except Exception as exc:
+                if isinstance(exc, OSError) and (part in (exc.filename, exc.filename2) or exc.errno in _FULL or not os.path.exists(part)):
+                    raise
+                raise _OfTheSource(exc) from exc  # otherwise it would count as trouble with the folder
             with open(part, "rb") as file:
                 if (came := os.fstat(file.fileno()).st_size) != size:
-                    raise OSError(f"received {came} bytes of {name} instead of {size}: the connection broke off, or the file has changed")
+                    raise _OfTheSource(
+                        OSError(f"received {came} bytes of {name} instead of {size}: the connection broke off, or the file has changed")
+                    )
                 os.fsync(file.fileno())
             with self._alone():  # a process that sums sizes could miss a file that is renamed while it lists the folder, under both names
                 os.replace(part, os.path.join(self.folder, name))
-            self.notes.add(fetches=1, fetched_bytes=size)
-        except BaseException as exc:
-            self._remove(os.path.basename(part))
-            if isinstance(exc, OSError) and exc.errno in _FULL:
-                self._say("is on a full disk, so files that do not fit are read from their source")
-                return False
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._remove(os.path.basename(part))
             raise
+        self.notes.add(fetches=1, fetched_bytes=size)
         return True
 
     # The folder.
@@ -274,7 +290,7 @@ class CacheFolder:
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(fd).st_nlink:  # its owner ended in the meantime, and there may be a new one
+            if not self._is_at(fd, f"{key}.lock"):  # its owner ended in the meantime, and there may be a new one
                 return False
             # While the lock is held: otherwise a waiting process would acquire it and lose its file a moment later.
             self._remove(left)
@@ -309,28 +325,86 @@ class CacheFolder:
             yield
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[bool]:
-        """Acquire a lock, waiting for its holder; whether its file still exists by then."""
+    def _locked(self, name: str) -> Iterator[None]:
+        """Acquire a lock, waiting for its holder. Its file is then the one of that name, so no other process can hold it, too."""
         path = os.path.join(self.folder, name)
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
-        except PermissionError:
-            fd = os.open(path, os.O_RDONLY | _FLAGS)  # it belongs to another user
-        try:
+        while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            except OSError as exc:
-                if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
-                raise ValueError(
-                    f"cache_dir={self.folder!r} is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite each other's files. "
-                    f"Use a folder on a local disk."
-                ) from exc
-            yield bool(os.fstat(fd).st_nlink)
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a process forked in the meantime shares the lock
-            os.close(fd)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
+            except PermissionError:
+                fd = os.open(path, os.O_RDONLY | _FLAGS)  # it belongs to another user
+            except FileNotFoundError:
+                self._say("had been deleted, and was made again")
+                os.makedirs(self.folder, exist_ok=True)
+                continue
+            try:
+                self._acquire(fd, name, fcntl.LOCK_EX)
+                if self._is_at(fd, name):
+                    with contextlib.suppress(OSError):  # one's that belongs to another user
+                        os.pwrite(fd, f"{os.getpid()} on {platform.node()}".ljust(80).encode(), 0)  # for who waits for it in vain
+                    yield
+                    return
+            finally:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a process forked in the meantime shares the lock
+                os.close(fd)
+
+    def _acquire(self, fd: int, name: str, kind: int) -> None:
+        """Acquire a lock on an open file.
+
+        Raises:
+            TimeoutError: Its holder has made no progress for `PATIENCE_S`: it was stopped, or hangs. That is not tried again for `_NOT_AGAIN_S`.
+            OSError: The file system has no locks.
+        """
+        pause, seen, since = 0.001, -1, time.monotonic()
+        while True:
+            try:
+                return fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                now, before, seen = time.monotonic(), seen, self._progress(name)
+                since = now if seen != before else since
+                if now - since > PATIENCE_S:
+                    self._stuck[name] = now + _NOT_AGAIN_S
+                if now < self._stuck.get(name, 0.0):
+                    holder = os.pread(fd, 80, 0).decode(errors="replace").strip() if name.endswith(".lock") else "another one"
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"process {holder} holds {name} and has made no progress for {PATIENCE_S:g} s; was it stopped?"
+                    ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+    def _progress(self, name: str) -> int:
+        """The bytes that have arrived of the file that a lock is about."""
+        found = 0
+        key = name.removesuffix("lock")
+        for entry in os.scandir(self.folder):
+            if entry.name.startswith(key) and entry.name.endswith(".part"):
+                with contextlib.suppress(FileNotFoundError):
+                    found += entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def _is_at(self, fd: int, name: str) -> bool:
+        """Whether an open file is the one of that name in this folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(fd), os.lstat(os.path.join(self.folder, name)))
+        return False
+
+    @contextlib.contextmanager
+    def _trouble_is_said(self) -> Iterator[None]:
+        """A fault of the folder is no fault of the data, which are then read from their source."""
+        try:
+            yield
+        except _OfTheSource as exc:
+            raise exc.error from exc.error.__cause__
+        except OSError as exc:
+            why = (
+                "is on a full disk"
+                if exc.errno in _FULL
+                else "is not writable"
+                if exc.errno in _NO_WRITING
+                else f"is in trouble: {exc.strerror or exc}"
+            )
+            self._say(f"{why}, so files without a copy are read from their source")
 
     def _say(self, what: str) -> None:
         if what not in self._said:

@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from penstock._streams.paths import address, checksum, compression, extra, is_remote, kept_in, options_of, place_of
-from penstock._streams.transfer import transfer
+from penstock._streams.transfer import copy_over_http, transfer
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
     cache = kept_in(path)
     if cache is None:
         return None
-    then = expected or stamp_lately(path)
+    # An index that was made on a disk does not know the version on the server, by which the copy is named.
+    then = expected if expected is not None and (expected.version or not is_remote(path)) else stamp_lately(path)
     return cache.opened(*_of_copy(path, then)) if _is_known(path, then) else None
 
 
@@ -138,12 +139,16 @@ def _of_copy(path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False
 
 
 def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
-    """Copy one version of a file, in one request."""
+    """Copy one version of a file."""
     if is_remote(path):
         try:
             with _asking(path) as (filesystem, inside), transfer(path, then.size, is_over) as callback:
-                filesystem.get_file(inside, to, callback=callback)
-        except OSError:
+                if path.startswith(("http://", "https://")):
+                    version = {"If-Match": then.version} if _is_strong(path, then.version) else {}
+                    copy_over_http(filesystem, inside, to, callback, version)
+                else:
+                    filesystem.get_file(inside, to, callback=callback)
+        except Exception:
             explain(path, then, *IN_USE)
             raise
     else:

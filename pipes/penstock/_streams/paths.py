@@ -8,13 +8,14 @@ import itertools
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
 from penstock import _arguments
 from penstock._arguments import nbytes_of, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from penstock._streams.copies import CacheFolder
 
@@ -27,19 +28,56 @@ def is_remote(path: str) -> bool:
 
 
 def bare(path: str) -> str:
-    """The part of a path that ends with the file's name: without fsspec's chained links (``zip://name::…``) and a URL's signature (``?…``)."""
+    """The part of a path that ends with the file's name: without fsspec's chained links (``zip://name::…``) and a URL's query (``?…``)."""
     if not is_remote(path):
         return path
-    return _unsigned(next(filter(is_remote, path.split("::"))))
+    return _unasked(next(filter(is_remote, path.split("::"))))
 
 
-def address(path: str) -> str:
-    """The absolute path of a local file, or a URL without its signature."""
-    return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
+def address(path: str, names: Collection[str] | None = None) -> str:
+    """The absolute path of a local file, or a URL without its signature, which is valid for a few hours.
+
+    Args:
+        path: Path of the file.
+        names: The parameters of its query that count; see `telling`. None: all but a signature.
+    """
+    if not is_remote(path):
+        return os.path.abspath(path)
+    return "::".join(_unasked(link) + query(link, names) for link in path.split("::"))
 
 
-def _unsigned(link: str) -> str:
-    """A URL without its signature, which is valid for a few hours; paths of other stores have none."""
+def query(path: str, names: Collection[str] | None = None) -> str:
+    """The part of a path that `address` adds: the query, if that is of an HTTP URL, without what does not count."""
+    kept = sorted((name, value) for name, value in _asked(path) if names is None or name in names)
+    return f"?{urlencode(kept)}" if kept else ""
+
+
+def telling(paths: Iterable[str]) -> frozenset[str]:
+    """The parameters of queries that tell the files of a data set apart: those in which its URLs differ, and ``versionId``. Signatures never do."""
+    asked = [dict(_asked(path)) for path in paths]
+    values = {name: {one.get(name) for one in asked} for name in set().union(*asked)}
+    return frozenset(name for name, found in values.items() if len(found) > 1 or name == "versionId")
+
+
+_SIGNATURES: Final = {  # what these have in common beside the names that begin with a prefix; each with the name that shows that there is one
+    "signature": "awsaccesskeyid googleaccessid expires policy key-pair-id hash-algorithm",  # S3 and GCS of old, CloudFront
+    "sig": "sv ss srt sr st se sp sip spr si skoid sktid skt ske sks skv sdd saoid suoid scid ses",  # Azure
+}
+
+
+def _asked(path: str) -> list[tuple[str, str]]:
+    """The parameters in the query of an HTTP URL, without a signature."""
+    link, _, text = path.partition("?")
+    if not text or not link.startswith(("http://", "https://")):
+        return []
+    found = parse_qsl(text, keep_blank_values=True)
+    there = {name.lower() for name, _ in found}
+    signed = {name for sign, names in _SIGNATURES.items() if sign in there for name in (sign, *names.split())}
+    return [(name, value) for name, value in found if name.lower() not in signed and not name.lower().startswith(("x-amz-", "x-goog-"))]
+
+
+def _unasked(link: str) -> str:
+    """A URL without its query; in paths of other stores a question mark is a letter."""
     return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
 
 
@@ -156,9 +194,9 @@ def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> 
         if "://" not in text and os.path.exists(text):
             found.append(text)
             continue
-        signed = text[len(_unsigned(text)) :]
-        for one in braces_expanded(_unsigned(text)):
-            name = reached(one + signed, storage_options)
+        asked = text[len(_unasked(text)) :]
+        for one in braces_expanded(_unasked(text)):
+            name = reached(one + asked, storage_options)
             found += _globbed(name) if re.search(r"[*?[]", bare(one)) else [name]
     return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from penstock._memory.shared_memory import attach, create
 from penstock._streams.files import IN_USE, check_unchanged, stamp, stamp_lately
-from penstock._streams.paths import address, checksum, is_remote
+from penstock._streams.paths import address, checksum, is_remote, telling
 from penstock._streams.tables import Piece
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class ShardKeys:
         self.instances.add(self)
         self._shards = shards
         self.by_fsspec = by_fsspec
+        paths = (self._path(number) for number in range(0 if isinstance(shards, range) else len(shards)))
+        self._telling = telling(path for path in paths if path is not None)
         self._found: dict[int, Stamp | None] = {}
         self._unknown = secrets.token_hex(4)
         # A checksum of each stamp, or 0, in memory shared by the processes, wherever that is possible.
@@ -103,4 +105,5 @@ class ShardKeys:
         shard, path = self._shards[number], self._path(number)
         if path is None:
             return shard if isinstance(shard, str) else repr(shard)
-        return f"{shard.number} of {address(path)}" if isinstance(shard, Piece) else address(path)
+        where = address(path, self._telling)
+        return f"{shard.number} of {where}" if isinstance(shard, Piece) else where

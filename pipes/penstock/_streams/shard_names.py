@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock._streams.files import Stamp
-from penstock._streams.paths import address, checksum, compression, is_remote
+from penstock._streams.paths import address, checksum, compression, is_remote, query, telling
 
 
 def named(shard: Any) -> Any:
@@ -27,22 +27,24 @@ def names_of(shards: Sequence[Any]) -> str:
     """
     if not all(isinstance(shard, str | os.PathLike) for shard in shards):
         return checksum([named(shard) for shard in shards])
-    parts = [_parts(os.fsdecode(shard)) for shard in shards]
-    for part in parts:
+    paths = [os.fsdecode(shard) for shard in shards]
+    parts, names = [_parts(path) for path in paths], telling(paths)
+    for part, path in zip(parts, paths, strict=True):
         stem, suffix = os.path.splitext(part[-1])
         if compression(part[-1]):
             part[-1] = f"{stem}.tar" if suffix.lower() == ".tgz" else stem
-    names = [part[-1] for part in parts]
-    if len(set(names)) < len(names):
+        part[-1] += query(path, names)
+    found = [part[-1] for part in parts]
+    if len(set(found)) < len(found):
         columns = zip(*(part[:-1] for part in parts), strict=False)
         common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-        names = ["/".join(part[common:]) for part in parts]
-    return checksum(names)
+        found = ["/".join(part[common:]) for part in parts]
+    return checksum(found)
 
 
 def _parts(path: str) -> list[str]:
     """The folders of a file and its name; an archive is a folder."""
     if not is_remote(path):
         return os.path.abspath(path).split("/")
-    *inner, outer = address(path).split("::")
+    *inner, outer = address(path, ()).split("::")
     return "/".join([outer, *filter(is_remote, reversed(inner))]).split("/")

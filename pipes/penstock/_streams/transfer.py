@@ -1,19 +1,28 @@
-"""A transfer made by fsspec that reports its progress and can be aborted."""
+"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP goes on where it broke off."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock._streams.paths import extra
 from penstock._streams.progress import Progress
+from penstock._streams.retrying import may_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 SLOW_S: Final = 2.0
 """After this many seconds, a bar or occasional log lines show the progress."""
+
+
+NO_PROGRESS_S: Final = 60.0
+"""After so many seconds without a byte, a connection counts as broken."""
+_PAUSES_S: Final = (0.5, 1.0, 2.0)
+_CHUNK: Final = 2**20
+_MAY_PASS: Final = (408, 429, *range(500, 600))
 
 
 @contextlib.contextmanager
@@ -46,3 +55,56 @@ def transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[
     finally:
         for shown in progress:
             shown.clear()
+
+
+def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: Mapping[str, str]) -> None:
+    """Copy a file over HTTP in one request, without a limit on its time as a whole, as aiohttp's of 300 s. Where the connection breaks off, the next request asks for the rest.
+
+    Args:
+        filesystem: fsspec's, for HTTP.
+        url: Of the file.
+        to: The path of the copy.
+        callback: See `transfer`.
+        version: The header that asks for one version of the file only; empty if the server cannot be asked for it.
+
+    Raises:
+        Exception: The third error in a row after which no byte came; or the server's refusal.
+    """
+    limits = extra("aiohttp", f"{url!r}").ClientTimeout(total=None, sock_connect=NO_PROGRESS_S, sock_read=NO_PROGRESS_S)
+    asyn, pauses = extra("fsspec.asyn", f"{url!r}"), iter(_PAUSES_S)
+    with open(to, "wb", buffering=0) as file:
+
+        async def get(begin: int) -> None:
+            headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity", **version}
+            headers |= {"Range": f"bytes={begin}-"} if begin else {}
+            session = await filesystem.set_session()
+            async with session.get(filesystem.encode_url(url), **{**filesystem.kwargs, "headers": headers, "timeout": limits}) as answer:
+                if answer.status == 404:
+                    raise FileNotFoundError(errno.ENOENT, "the server does not have this file", url)
+                answer.raise_for_status()
+                if begin and answer.status != 206:  # it knows no ranges
+                    _rewind(file, callback)
+                while chunk := await answer.content.read(_CHUNK):
+                    file.write(chunk)
+                    callback.relative_update(len(chunk))
+
+        while True:
+            begin = file.tell()
+            try:
+                asyn.sync(filesystem.loop, get, begin)
+                return
+            except Exception as exc:
+                if file.tell() > begin:
+                    pauses = iter(_PAUSES_S)
+                pause = next(pauses, None)
+                if pause is None or not may_pass(exc) or getattr(exc, "status", 500) not in _MAY_PASS:
+                    raise
+                if not version:  # the rest might be of another one
+                    _rewind(file, callback)
+                time.sleep(pause)
+
+
+def _rewind(file: Any, callback: Any) -> None:
+    file.seek(0)
+    file.truncate()
+    callback.absolute_update(0)
