@@ -301,6 +301,100 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to_are_as_if_there_were
     assert "is not writable" in caplog.messages[1]
 
 
+def deleted(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def its_lock_a_folder(folder: Path) -> None:
+    (folder / "penstock.lock").unlink()
+    (folder / "penstock.lock").mkdir()
+
+
+def its_lock_a_link(folder: Path) -> None:
+    (folder / "penstock.lock").unlink()
+    (folder / "penstock.lock").symlink_to(folder)
+
+
+@pytest.mark.parametrize("becomes", [deleted, moved, a_file, its_lock_a_folder, its_lock_a_link])
+def test_trouble_with_the_folder_is_no_fault_of_the_data(
+    becomes: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between two reads, and while one is being fetched. It is said once. Seen to fail: later shards raised, and ``on_error="skip"`` dropped them."""
+    cache = CacheFolder(str(tmp_path / "cache"), 10 * SIZE)
+    assert read(cache, 1) == content(1)
+
+    def copy(path: str) -> None:
+        becomes(tmp_path / "cache")
+        writes(2)(path)
+
+    assert read(cache, 2, copy=copy) in (None, content(2))
+    assert [read(cache, number) for number in (3, 4)] in ([None, None], [content(3), content(4)])
+    assert 1 <= len({*caplog.messages}) == len(caplog.messages) <= 2
+    missing = FileNotFoundError(errno.ENOENT, "No such file", "s3://data/5.tar")
+
+    def fails(path: str) -> None:
+        raise missing
+
+    if becomes in (deleted, moved):  # the folder was made again
+        assert read(cache, 3, copy=fails) == content(3)
+        with pytest.raises(FileNotFoundError) as raised:
+            read(cache, 5, copy=fails)
+        assert raised.value is missing
+
+
+@pytest.mark.parametrize("becomes", [a_file, its_lock_a_folder])
+def test_a_folder_that_cannot_be_used_is_refused(becomes: Callable[[Path], None], tmp_path: Path) -> None:
+    cache = CacheFolder(str(tmp_path / "cache"), SIZE)
+    becomes(tmp_path / "cache")
+    with pytest.raises(
+        ValueError, match=r"cache_dir='.*cache' cannot be used: .*\. Use a folder on a local disk in which this user may write"
+    ):
+        CacheFolder(cache.folder, SIZE)
+
+
+def test_a_lock_is_waited_for_as_long_as_its_file_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And 30 s longer; then the source is read, and the log says who holds it. Seen to fail: every other job waited for a stopped one, for ever."""
+    clock, held = [0.0], contextlib.ExitStack()
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    holder, cache = CacheFolder(str(tmp_path), 10 * SIZE), CacheFolder(str(tmp_path), 10 * SIZE)
+
+    def fetching(path: str) -> None:
+        """The other job: it gets a byte in 20 s, until it is stopped at 100 s."""
+
+        def sleep(seconds: float) -> None:
+            clock[0] += 20
+            if clock[0] <= 100:
+                with open(path, "ab") as part:
+                    part.write(b"1")
+
+        monkeypatch.setattr(module.time, "sleep", sleep)
+        assert read(cache, 1, copy=writes(9)) is None
+        assert 120 < clock[0] <= 160
+        assert [
+            line for line in caplog.messages if f"process {os.getpid()} on " in line and "no progress for 30 s" in line
+        ] == caplog.messages
+        waited = clock[0]
+        assert read(cache, 1, copy=writes(9)) is None, "not waited for again"
+        assert clock[0] == waited
+        writes(1)(path)
+
+    with held:
+        assert read(holder, 1, copy=fetching) == content(1)
+    assert read(cache, 1, copy=writes(9)) == content(1)
+    assert len(caplog.messages) == 1
+
+
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
