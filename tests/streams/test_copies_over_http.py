@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-aiohttp: Any = pytest.importorskip("aiohttp")
-
 from http_files import HttpFiles
 
 from penstock import Loader, StateMismatch, formats
@@ -23,6 +21,8 @@ from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+aiohttp: Any = pytest.importorskip("aiohttp")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,7 +173,7 @@ def test_urls_that_are_signed_again_are_the_same_shards(signed: Callable[[int, i
 
 
 def test_a_version_in_the_query_counts() -> None:
-    first, second = (["https://b.s3.amazonaws.com/a.tar?versionId=%s&X-Amz-Signature=%s" % words] for words in (("1", "a"), ("2", "b")))
+    first, second = ([f"https://b.s3.amazonaws.com/a.tar?versionId={version}&X-Amz-Signature={version}"] for version in (1, 2))
     assert names_of(first) != names_of(second)
     assert address(first[0]) == "https://b.s3.amazonaws.com/a.tar?versionId=1"
 
