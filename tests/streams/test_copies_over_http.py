@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
 from http_files import HttpFiles
 
 from penstock import Loader, StateMismatch, formats
