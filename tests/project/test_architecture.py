@@ -37,7 +37,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_datasets": "_arguments _errors _random _memory _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _workers _fetch",
     "": "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams formats nodes orders statistics testing",  # the front door itself
-    "formats": "_arguments _fetch _streams",
+    "formats": "_arguments _errors _fetch _streams",
     "nodes": "_fetch _nodes",  # the front door of that room, as the next two are of theirs
     "orders": "_random",
     "statistics": "_observe _statistics",

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import tracemalloc
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -173,3 +174,76 @@ def test_a_folder_is_refused_when_it_is_named(tmp_path, words):
     """Seen to fail: it was one shard, which could not be opened once it was read."""
     with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.jsonl'"):
         jsonl(tmp_path, **words)
+
+
+ROWS = [{"a": number} for number in range(6)]
+ARRAYS = {
+    "in a line": json.dumps(ROWS),
+    "in lines": json.dumps(ROWS, indent=1),
+    "a row in each line": "[" + ",\n".join(map(json.dumps, ROWS)) + "]\n",
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".json.gz"])
+@pytest.mark.parametrize("text", ARRAYS.values(), ids=ARRAYS)
+def test_a_json_array_is_not_one_record(tmp_path, text, suffix, capsys):
+    """When it is indexed, and when it is read forward. Seen to fail: the whole file was a record, again and again."""
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
+    said = f"{path} is one JSON array of 6 records instead of a record in each line"
+    if text != ARRAYS["a row in each line"]:
+        assert main(["index", str(path)]) == 1
+        assert said in capsys.readouterr().err
+    for words in ({"counts": [6]}, {"epoch_size": 6, "bookmarks": False}):
+        with Loader.from_dataset(jsonl(path, **words), batch_size=2) as loader, pytest.raises(ValueError, match="array|is not JSON"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['[{"role": "user"}, {"role": "assistant"}]'] * 2,  # conversations
+        ["[1, 2]"],
+        ["[]"],
+        ['{"data": [{"a": 1}]}'],
+        ["", ' [{"a": 1}]', "[]"],
+    ],
+)
+def test_records_that_are_arrays(tmp_path, lines):
+    """Only a file that is nothing but an array of objects is meant otherwise."""
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(lines))
+    index(path)
+    expected = [json.loads(line) for line in lines if line]
+    for data in (jsonl(path), jsonl(path, counts=[len(expected)])):
+        with closing(data):
+            assert [data[number] for number in range(len(data))] == expected
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "c4-train.00000-of-01024.json.gz"])
+def test_json_lines_under_the_name_of_json(tmp_path, name):
+    """As C4, Dolma and NeMo's manifests have them. Seen to fail: the error named a command that refused the name."""
+    path, data = tmp_path / name, b"".join(b'{"id": %d}\n' % number for number in range(5))
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    index(path)
+    with closing(jsonl(path)) as found:
+        assert [found[number]["id"] for number in range(len(found))] == [0, 1, 2, 3, 4]
+
+
+def test_a_folder_is_not_indexed(tmp_path, capsys):
+    """Seen to fail: "indexed 0 files", and exit code 0. A folder that a pattern matches is passed over."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.jsonl").write_text("1")
+    assert main(["index", str(tmp_path / "train")]) == 1
+    assert f"{tmp_path}/train: it is a folder. Pass the files in it: '{tmp_path}/train/*'" in capsys.readouterr().err
+    (tmp_path / "a.jsonl").write_text("1")
+    assert main(["index", str(tmp_path / "*")]) == 0
+
+
+def test_a_compressed_file_under_another_name(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(gzip.compress(b"1"))
+    with (
+        closing(jsonl(tmp_path / "x.jsonl", counts=[1])) as data,
+        pytest.raises(ValueError, match=r"is not JSON \(it is compressed by gzip, so its name must end in \.gz\)"),
+    ):
+        data[0]

@@ -97,7 +97,7 @@ class TestAsWebdataset:
         form=st.sampled_from(sorted(FORMS)),
     )
     def test_names_any_file(self, tmp_path_factory, names, form):
-        """Both refuse a sample with two files of one name."""
+        """Both refuse a sample with two files of one name. We also refuse one that comes again with other files, which would be two halves."""
         path = tmp_path_factory.mktemp("x") / "x.tar"
         write(path, names, FORMS[form])
         try:
@@ -106,8 +106,56 @@ class TestAsWebdataset:
             with open(path, "rb") as file, pytest.raises(ValueError, match="has two files"):
                 sample_offsets(file, "x.tar")
             return
+        fields: dict[str, set[str]] = {}
+        if any(not sample.keys() <= fields.setdefault(sample["__key__"], {*sample}) for sample in expected):
+            with open(path, "rb") as file, pytest.raises(ValueError, match="are not next to each other"):
+                sample_offsets(file, "x.tar")
+            return
         index(path)
         assert ours(tar(path)) == expected
+
+    @pytest.mark.parametrize("suffix", ["", ".gz"])
+    def test_files_of_a_sample_that_are_not_neighbours_are_refused(self, tmp_path, suffix, capsys):
+        """All pictures, then all labels, as two runs of tar append them. Seen to fail: each sample became two halves, without a word."""
+        path = tmp_path / f"x.tar{suffix}"
+        write(tmp_path / "x.tar", [f"{k}.{end}" for end in ("jpg", "json") for k in range(4)], tarfile.USTAR_FORMAT)
+        if suffix:
+            path.write_bytes(PACK[suffix]((tmp_path / "x.tar").read_bytes()))
+        assert main(["index", str(path)]) == 1
+        assert (
+            f"the files of the sample '0' are not next to each other in {path}: .jpg came before, and .json only" in capsys.readouterr().err
+        )
+        stream = Loader.from_dataset(tar(path, epoch_size=8, lanes=1, bookmarks=tmp_path / "b"), batch_size=1, collate_fn=list)
+        with stream, pytest.raises(ValueError, match="are not next to each other"):
+            iterator = iter(stream)
+            for _ in range(4):
+                next(iterator)
+            state = stream.state_dict()
+            next(iterator)
+        again = Loader.from_dataset(tar(path, epoch_size=8, lanes=1, bookmarks=tmp_path / "b"), batch_size=1, collate_fn=list)
+        again.load_state_dict(state)
+        with again, pytest.raises(ValueError, match="are not next to each other"):
+            next(iter(again))
+
+    def test_a_sample_that_comes_twice_is_two_samples(self, tmp_path, caplog):
+        """As in tars that were appended or joined. It is said once."""
+        path = tmp_path / "x.tar"
+        write(path, [*["1.a", "1.b", "2.a", "2.b"] * 2, "1.b"], tarfile.USTAR_FORMAT)
+        index(path)
+        assert ours(tar(path)) == theirs(path)
+        assert [message for message in caplog.messages if "more than one sample" in message] == [
+            f"{path} has more than one sample '1'. All of them are read."
+        ]
+
+    def test_a_compressed_tar_under_another_name(self, tmp_path):
+        """Seen to fail: a sound file was called damaged."""
+        write(tmp_path / "x.tar", ["1.a"], tarfile.USTAR_FORMAT)
+        (tmp_path / "y.tar").write_bytes(PACK[".gz"]((tmp_path / "x.tar").read_bytes()))
+        with (
+            open(tmp_path / "y.tar", "rb") as file,
+            pytest.raises(ValueError, match=r"is not a tar \(it is compressed by gzip, so its name must end in \.gz\)"),
+        ):
+            sample_offsets(file, "y.tar")
 
     def test_leaves_out_what_is_no_file(self, tmp_path):
         path = tmp_path / "x.tar"

@@ -305,7 +305,50 @@ BAD = {
     "no integers": (hundred, {"documents": [0.5, 1.5]}, "documents must be a 1-D array of integers, not an array of float64 of shape"),
     "no row": (hundred, {"documents": [[0, 1], [2, 3]]}, r"not an array of int64 of shape \(2, 2\)"),
     "both": (lambda path: path.write_bytes(b"12"), {"end_of_document": 1, "documents": [0]}, "end_of_document and documents exclude each other"),
+    "another dtype of llm.c": (lambda path: llm_c(path, 100, 20240801, "uint32"), {}, r"has the header of llm.c, by which its tokens take 4 bytes, .* Pass dtype='uint32'"),
+    "llm.c, cut off": (lambda path: (llm_c(path, 100), os.truncate(path, 1100)), {}, "or not the length that its header states"),
+    "header beyond the end": (hundred, {"header_bytes": 300}, "has -100 bytes of tokens"),
+    "a zip archive": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(200)), {}, r"does not hold raw integers \(it is a zip archive.*\)\. If it does, pass header_bytes=0"),
+    "Megatron's index": (lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(201)), {}, "it is the index of a Megatron dataset"),
+    "wider tokens": (lambda path: np.arange(100, dtype="uint32").tofile(path), {}, "every second token is 0, .* Pass dtype='uint32'"),
+    "narrower tokens": (lambda path: np.arange(256, 456, dtype="uint16").tofile(path), {"dtype": "int32"}, "most of the first tokens are above 16,777,216, .* than int32. Pass dtype='uint16'"),
 }  # fmt: skip
+
+
+def llm_c(path, n, magic=20240520, dtype="uint16"):
+    """As llm.c and modded-nanogpt write them."""
+    head = np.zeros(256, "<i4")
+    head[:3] = magic, 1, n
+    path.write_bytes(head.tobytes() + np.arange(1000, 1000 + n, dtype=dtype).tobytes())
+
+
+@pytest.mark.parametrize(("magic", "dtype"), [(20240520, "uint16"), (20240801, "uint32")])
+def test_the_header_of_llm_c_is_no_data(tmp_path, magic, dtype):
+    """Seen to fail: 512 tokens of each file were its header."""
+    for number in range(2):
+        llm_c(tmp_path / f"{number}.bin", 100, magic, dtype)
+    data = tokens(tmp_path / "*.bin", 50, dtype=dtype)
+    assert [data[k]["tokens"][0].item() for k in range(len(data))] == [1000, 1050, 1000, 1050]
+
+
+@pytest.mark.parametrize("nbytes", [0, 6, 1024])
+def test_bytes_before_the_tokens_are_passed_over(tmp_path, nbytes):
+    """Whatever they are; with 0, also those of llm.c are tokens."""
+    data = np.arange(2000, 2600, dtype="uint16")
+    data.tofile(tmp_path / "one.bin")
+    assert tokens(tmp_path / "one.bin", 20, header_bytes=nbytes)[0]["tokens"].tolist() == data[nbytes // 2 :][:20].tolist()
+    llm_c(tmp_path / "two.bin", 100)
+    first = tokens(tmp_path / "two.bin", 20, header_bytes=nbytes)[0]["tokens"][0].item()
+    assert first == {0: 20240520 % 2**16, 6: 0, 1024: 1000}[nbytes]
+
+
+@pytest.mark.parametrize("beside", ["x.ds.index", "x.ds.metadata", "x.idx"])
+def test_what_lies_beside_tokens_is_none(tmp_path, beside):
+    """Seen to fail: datatrove's offsets of documents were tokens."""
+    for name in ("x.ds", beside):
+        np.arange(100, dtype="uint16").tofile(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{beside} lies beside a file of tokens, and holds none. Pass a pattern that matches"):
+        tokens(tmp_path / "x.*", 10)
 
 
 def save(path, array):

@@ -36,7 +36,11 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
         The exit code: 0 if every file now has its index, 1 if one does not, 2 if it is unclear which files are meant.
     """
     try:
-        files = [path for path in expanded(paths) if not bare(path).endswith((SUFFIX, ".tmp")) and not os.path.isdir(path)]
+        paths = list(paths)
+        folders = [path for path in paths if os.path.isdir(path) and not _is_dataset(path)]
+        files = [
+            path for path in expanded(paths) if not bare(path).endswith((SUFFIX, ".tmp")) and (not os.path.isdir(path) or _is_dataset(path))
+        ]
         places = dict(zip(files, places_of(files, folder), strict=True))
     except (OSError, ValueError) as exc:
         print(f"penstock index: {exc}", file=err)
@@ -46,7 +50,9 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
     known = {path: all_formats().get(os.path.splitext(bare(path).lower())[1]) for path in places}
     without = {path: found[0] for path, found in known.items() if found is not None and found[1] is None}
     todo = {path: place for path, place in places.items() if path not in without}
-    outcomes: list[Outcome] = []
+    outcomes = [Outcome(path, error=f"it is a folder. Pass the files in it: '{os.path.join(path, '*')}'") for path in folders]
+    for outcome in outcomes:
+        print(f"penstock index: {outcome.path}: {outcome.error}", file=err)
     with Progress("indexing", len(todo), "files", stream=err, say=lambda line: print(line, file=err, flush=True)) as progress:
         for outcome in on_ray(todo) if workers == "ray" else in_processes(todo, workers):
             outcomes.append(outcome)
@@ -56,6 +62,11 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
             progress.at(len(outcomes))
     print(_summary(outcomes, list(without.values())), file=out)
     return 1 if any(outcome.error for outcome in outcomes) else 0
+
+
+def _is_dataset(path: str) -> bool:
+    """Whether a folder is a dataset of one of the formats."""
+    return os.path.splitext(path.rstrip("/").lower())[1] in all_formats()
 
 
 def in_processes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]:

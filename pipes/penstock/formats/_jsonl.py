@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
 from penstock._streams.files import decompressed, whole
+from penstock._streams.first_look import kind_of
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import Format, known_files
 from penstock._streams.paths import Reach
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from penstock._streams.shards import ShardOptions, Shards
 
 CHUNK = 2**22
+_HEAD, _LARGE = 2**8, 2**28
+_ARRAY = re.compile(rb"\[\s*\{")
 
 
 def jsonl(
@@ -67,8 +72,11 @@ def jsonl(
 def _offsets(file: BinaryIO, path: str) -> np.ndarray:
     """Where each non-blank line of a file begins, and where the file ends: int64, shape ``(lines + 1,)``."""
     found: list[np.ndarray] = []
+    head = b""
     at, begin, begun = 0, 0, b""  # of the line not read to its end yet: where it begins, and one letter unless it is blank so far
     while chunk := file.read(CHUNK):
+        if len(head) < _HEAD:
+            head = (head + chunk[:_HEAD]).lstrip()
         data, first = begun + chunk, at - len(begun)
         at += len(chunk)
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
@@ -81,6 +89,7 @@ def _offsets(file: BinaryIO, path: str) -> np.ndarray:
     if begun:
         found.append(np.array([begin]))
     offsets: np.ndarray = np.concatenate([*found, np.array([at])])
+    _check_first(head, path, alone=len(offsets) == 2)
     return offsets
 
 
@@ -95,13 +104,39 @@ def _begins(data: bytes, ends: np.ndarray) -> np.ndarray:
 
 def _forward(path: str, expected: Stamp | None) -> Iterator[Any]:
     with whole(path, expected) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        first = next(lines, None)
+        if first is not None:
+            second = next(lines, None)
+            _check_first(first[1].lstrip()[:_HEAD], path, alone=second is None)
+            for number, line in itertools.chain([first], [] if second is None else [second], lines):
                 try:
                     record = _loaded(line, path, number)
                 except ValueError as exc:
                     record = Unreadable(exc)
                 yield record
+
+
+def _check_first(head: bytes, path: str, *, alone: bool) -> None:
+    """Refuse a file that is one JSON array of objects, in one line or in several.
+
+    Args:
+        head: The beginning of the file without blank lines.
+        path: For the error.
+        alone: There is no other line.
+    """
+    if not _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() not in (b"[", b"[{"):
+        return
+    with decompressed(path) as file:
+        text = file.read(_LARGE)
+    try:
+        n = f"of {len(json.loads(text)):,} records"
+    except ValueError:  # it is larger, or no array after all
+        n = "of records"
+    raise ValueError(
+        f"{path} is one JSON array {n} instead of a record in each line. Write them line by line: "
+        f"jq -c '.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: {{\"messages\": […]}}."
+    )
 
 
 def _parse(data: bytes, path: str, begin: int) -> Any:
@@ -118,8 +153,9 @@ def _loaded(line: bytes, path: str, number: int) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as exc:
-        raise ValueError(f"line {number} of {path} is not JSON ({exc}): {line.rstrip()!r:.200}") from None
+        other = kind_of(line) if number == 1 else ""
+        raise ValueError(f"line {number} of {path} is not JSON{other or f' ({exc})'}: {line.rstrip()!r:.200}") from None
 
 
-SUFFIXES = (".jsonl", ".ndjson")
+SUFFIXES = (".jsonl", ".ndjson", ".json")
 FORMAT = Format("jsonl", _offsets, _forward, _parse)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import math
 import os
 import re
 import zlib
@@ -10,7 +12,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 
 import numpy as np
 
+from penstock._errors import first_time
 from penstock._streams.files import REINDEX, whole
+from penstock._streams.first_look import kind_of
 from penstock._streams.known_files import Format, known_files
 from penstock._streams.paths import Reach
 
@@ -23,12 +27,16 @@ if TYPE_CHECKING:
     from penstock._streams.paths import Paths
     from penstock._streams.shards import ShardOptions, Shards
 
+log = logging.getLogger("penstock")
+
 BLOCK: Final = 512
 END: Final = bytes(BLOCK)
 TOO_LARGE: Final = 2**43
 """Bytes. A file system may refuse to seek this far."""
 LONGEST_EXTENDED: Final = 2**20
 """Largest extended header in bytes, enough for a few names. Extended headers are read into memory."""
+KEYS_KEPT: Final = 2**16
+"""Samples that a stream remembers, to notice a sample whose files are not adjacent; an index looks at all."""
 FILES: Final = (b"0", b"\0", b"7")
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # these describe the member that follows
@@ -89,7 +97,7 @@ def tar(
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:
     """Where each sample of a tar begins, and where the last one ends: int64, shape ``(samples + 1,)``."""
-    return np.array([begin for begin, _ in _grouped(_members(file, path, read=False), path)], np.int64)
+    return np.array([begin for begin, _ in _grouped(_members(file, path, read=False), path, math.inf)], np.int64)
 
 
 class _Member(NamedTuple):
@@ -126,7 +134,12 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         if len(header) < BLOCK:
             raise _damaged(path, at, CUT_SHORT if at or header else "it is empty, but even a tar without members has 1024 bytes")
         if whole:  # otherwise the index confirms that a header is here, and the file has not changed
-            _check(header, path, at)
+            try:
+                _check(header, path, at)
+            except ValueError:
+                if not at and (other := kind_of(header)):
+                    raise ValueError(f"{path} is not a tar{other}.") from None
+                raise
         kind, own_size = header[156:157], _number(header[124:136], path, at)
         at += BLOCK
         own_name = _own_name(header)
@@ -166,9 +179,15 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         begin, name, size = at, None, None
 
 
-def _grouped(members: Iterator[_Member], path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The samples and where they begin. The last one is empty and marks the end."""
+def _grouped(members: Iterator[_Member], path: str, keep: float = KEYS_KEPT) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The samples and where they begin. The last one is empty and marks the end.
+
+    The fields of the last `KEYS_KEPT` samples are remembered: if one of them comes again with another field, its files are not adjacent, and each
+    sample would be two halves.
+    """
     begin, sample = 0, dict[str, Any]()
+    seen: dict[str, frozenset[str]] = {}
+    alike: dict[frozenset[str], frozenset[str]] = {}
     for member in members:
         if member.name is None:
             if sample:
@@ -182,9 +201,21 @@ def _grouped(members: Iterator[_Member], path: str) -> Iterator[tuple[int, dict[
         if key != sample.get("__key__"):
             if sample:
                 yield begin, sample
+                if sample["__key__"] in seen and first_time("twice in a tar", path):
+                    log.warning("%s has more than one sample %r. All of them are read.", path, sample["__key__"])
+                fields = frozenset(sample)
+                seen[sample["__key__"]] = alike.setdefault(fields, fields)
+                if len(seen) > keep:
+                    del seen[next(iter(seen))]
             begin, sample = member.begin, {"__key__": key}
         if suffix in sample:
             raise _damaged(path, member.begin, f"the sample {key!r} has two files with the suffix {suffix!r}")
+        if suffix not in seen.get(key, (suffix,)):
+            before = ", ".join(sorted(seen[key] - {"__key__"}))
+            raise ValueError(
+                f"the files of the sample {key!r} are not next to each other in {path}: .{before} came before, and .{suffix} only at byte {member.begin}, after "
+                f"another sample, so each would be two halves. Make the tar again with its files in the order of their names: tar --sort=name -cf {path} …"
+            )
         sample[suffix] = member.data
 
 

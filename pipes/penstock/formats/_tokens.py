@@ -15,6 +15,7 @@ import torch
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
 from penstock._streams.files import IN_USE, check_unchanged, open_file, opened_copy, read_range, stamp, stamp_of
+from penstock._streams.first_look import ENOUGH, kind_of
 from penstock._streams.paths import Reach, compression, expanded, is_remote, kept_in
 from penstock._streams.shard_names import names_of
 
@@ -34,6 +35,7 @@ def tokens(
     overlap: int = 0,
     end_of_document: int | None = None,
     documents: Sequence[int] | np.ndarray | None = None,
+    header_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     max_cache_size: int | str | None = None,
@@ -54,6 +56,7 @@ def tokens(
         overlap: How many tokens of the next sequence to append. With 1, split a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
         end_of_document: The token that ends each document.
         documents: Where each document starts, in tokens from the start of the first file, in ascending order.
+        header_bytes: Bytes before the first token of each file. None: the header of an ``.npy`` file, or the 1024 bytes of llm.c and modded-nanogpt, if there is one.
         storage_options: Passed to the fsspec file system that reads paths with ``://``. Such paths need a ``cache_dir``.
         cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. A file is copied when it is
             first read. Neither this nor ``storage_options`` is part of the state.
@@ -72,10 +75,11 @@ def tokens(
         raise ValueError("end_of_document and documents exclude each other, because both define where documents start. Drop one of them.")
     if end_of_document is not None:
         end_of_document = whole_number("end_of_document", end_of_document, 0, int(np.iinfo(kind).max) + 1, f"The files hold {kind.name}.")
+    header = None if header_bytes is None else whole_number("header_bytes", header_bytes, 0, 2**31)
     files: list[TokenFile] = []
     count = 0
     for path in Reach(storage_options, cache_dir, max_cache_size, 0).of(expanded(paths, storage_options)):
-        files.append(_inspected(path, kind, count))
+        files.append(_inspected(path, kind, count, header))
         count += files[-1].tokens
     if not files:
         raise FileNotFoundError(f"paths={paths!r:.80} matches no file.")
@@ -274,37 +278,66 @@ def check_in_place(path: str) -> None:
         raise ValueError(f"{path} cannot be read in place, because it is {how}")
 
 
-def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
+def _inspected(path: str, dtype: np.dtype[Any], first: int, header_bytes: int | None = None) -> TokenFile:
     check_in_place(path)
     seen = None
     if is_remote(path):
         seen = stamp(path)
         nbytes = seen.size
-        header, length = _header_in(io.BytesIO(read_range(path, seen, 0, min(nbytes, _MOST_HEADER))), path, dtype)
+        head = read_range(path, seen, 0, min(nbytes, _MOST_HEADER))
     else:
         with open(path, "rb", opener=open_file) as file:
             nbytes = os.fstat(file.fileno()).st_size
-            header, length = _header_in(file, path, dtype)
+            head = file.read(_MOST_HEADER)
         if kept_in(path) is not None:
             seen = stamp(path)
+    header, length = _header_in(head, path, dtype) if header_bytes is None else (header_bytes, None)
     tokens, rest = divmod(nbytes - header, dtype.itemsize)
-    if rest or length not in (None, tokens):
+    if rest or nbytes < header or length not in (None, tokens):
         raise ValueError(
             f"{path} has {nbytes - header} bytes of tokens, which is not a multiple of the size of {dtype.name} or not the length that its header states. "
             f"Check dtype, and whether the file is complete."
         )
+    _check_first(np.frombuffer(head[header:], dtype, (len(head) - header) // dtype.itemsize if len(head) > header else 0), path)
     return TokenFile(path, nbytes, header, tokens, first, seen)
 
 
 _MOST_HEADER: Final = 2**12
+_LLM_C: Final = {20240520: 2, 20240801: 4}
+"""Bytes of a token by the number that the files of llm.c and modded-nanogpt begin with; then come a version, the number of tokens, and zeros up to byte 1024."""
+_MOST_TOKENS: Final = 2**24
+_NO_TOKENS: Final = (".index", ".idx", ".metadata", ".loss", ".json")
+"""What lies beside token files of datatrove, Megatron and others."""
 
 
-def _header_in(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int | None]:
+def _header_in(head: bytes, path: str, dtype: np.dtype[Any]) -> tuple[int, int | None]:
     """Bytes of a file's header, and the length of its array; 0 and None if it has no header."""
-    if not path.endswith(".npy") or file.read(6) != b"\x93NUMPY":  # some programs write raw integers under this name
-        return 0, None
-    file.seek(0)
-    return _header(file, path, dtype)
+    if path.endswith(_NO_TOKENS):
+        raise ValueError(f"{path} lies beside a file of tokens, and holds none. Pass a pattern that matches the files of tokens only.")
+    if head.startswith(b"\x93NUMPY"):
+        return _header(io.BytesIO(head), path, dtype)
+    magic, _, length = np.frombuffer(head[:12].ljust(12, b"\0"), "<i4").tolist()
+    if (itemsize := _LLM_C.get(magic)) and len(head) >= 1024:
+        if itemsize != dtype.itemsize:
+            raise ValueError(
+                f"{path} has the header of llm.c, by which its tokens take {itemsize} bytes, but dtype={dtype.name!r}. Pass dtype='uint{8 * itemsize}'."
+            )
+        return 1024, length
+    if (other := kind_of(head)) and len(head) >= ENOUGH:
+        raise ValueError(f"{path} does not hold raw integers{other}. If it does, pass header_bytes=0.")
+    return 0, None
+
+
+def _check_first(tokens: np.ndarray, path: str) -> None:
+    """Refuse what no vocabulary has: the tokens of a file read as a narrower or a wider type."""
+    if len(tokens) < 64:
+        return
+    if tokens.dtype.itemsize == 2 and not tokens[1::2].any() and tokens.any():
+        raise ValueError(f"{path}: every second token is 0, so they take 4 bytes or more. Pass dtype='uint32', or 'int64'.")
+    if tokens.dtype.itemsize > 2 and np.median(tokens) >= _MOST_TOKENS:
+        raise ValueError(
+            f"{path}: most of the first tokens are above {_MOST_TOKENS:,}, so they take fewer bytes than {tokens.dtype.name}. Pass dtype='uint16', or 'int32'."
+        )
 
 
 def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
