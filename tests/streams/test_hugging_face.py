@@ -34,6 +34,10 @@ def tenfold(row):
     return {"ten": 10 * row["id"]}
 
 
+def numbered(row, number):
+    return {"number": number}
+
+
 def upper(batch):
     return {"id": batch["id"], "text": [text.upper() for text in batch["text"]]}
 
@@ -112,13 +116,59 @@ class TestStreams:
         assert read(hf(ds, counts)) == [list(ds)]
 
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda ds: ds.take(7),
+            lambda ds: ds.skip(20),
+            lambda ds: ds.batch(4),
+            lambda ds: ds.map(numbered, with_indices=True),
+            lambda ds: ds.repeat(2),
+            lambda ds: datasets.interleave_datasets([ds, stream(1).map(tenfold)]),
+            lambda ds: datasets.concatenate_datasets([ds.take(3), ds.skip(23)]),
+        ],
+        ids=["take", "skip", "batch", "indices", "repeat", "interleave", "concatenated"],
+    )
+    def test_any_step_over_a_single_shard(self, change):
+        """Fails if a stream is not sharded anew each time it is opened: readers then share the state of an interleaved one."""
+        expected = list(change(stream(1)))
+        shards = change(stream(1)).num_shards
+        counts = [len(list(change(stream(1)).shard(shards, shard))) for shard in range(shards)]
+        data = hf(change(stream(1)), counts)
+        assert read(data) == [expected]
+        assert [data[index] for index in reversed(range(len(expected)))] == expected[::-1]
+
+
 class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("change", "step"),
+        [
+            (lambda ds: ds.take(7), "TakeExamplesIterable"),
+            (lambda ds: ds.skip(20).map(tenfold), "SkipExamplesIterable"),
+            (lambda ds: ds.repeat(2), "RepeatExamplesIterable"),
+            (lambda ds: ds.batch(4), "MappedExamplesIterable"),
+            (lambda ds: ds.map(upper, batched=True), "MappedExamplesIterable"),
+            (lambda ds: ds.add_column("number", list(range(N))), "MappedExamplesIterable"),
+            (lambda ds: ds.filter(lambda row, index: index % 2, with_indices=True), "FilteredExamplesIterable"),
+            (lambda ds: datasets.interleave_datasets([ds, ds]), "CyclingMultiSourcesExamplesIterable"),
+            (lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5], seed=1), "RandomlyCyclingMultiSourcesExamplesIterable"),
+            (lambda ds: datasets.concatenate_datasets([ds, ds.take(7)]), "TakeExamplesIterable"),
+            (lambda ds: datasets.interleave_datasets([stream(1), datasets.concatenate_datasets([ds.take(7), ds])]), "TakeExamplesIterable"),
+        ],
+    )
+    def test_steps_that_look_beyond_a_sample(self, change, step):
+        """Fails if shards are read one by one that make up other samples than the stream: take(7) gave two from each of five shards."""
+        for words in ({"counts": [2] * change(stream()).num_shards}, {"epoch_size": 10}, {}):
+            with pytest.raises(ValueError, match=f"the step {step} looks beyond one sample.* Or pass the stream itself to Loader.from_dataset"):
+                hf(change(stream()), **words)
+        with Loader.from_dataset(change(stream()), batch_size=1, collate_fn=lambda rows: rows[0]) as loader:
+            assert list(loader) == list(change(stream()))
+
     @pytest.mark.parametrize(
         ("change", "step"),
         [
             (lambda ds: ds.filter(bool), "FilteredExamplesIterable"),
             (lambda ds: ds.filter(bool).select_columns("id"), "FilteredExamplesIterable"),
-            (lambda ds: ds.map(upper, batched=True), "MappedExamplesIterable"),
             (lambda ds: datasets.concatenate_datasets([ds, ds]), "VerticallyConcatenatedMultiSourcesExamplesIterable"),
         ],
     )
