@@ -115,7 +115,6 @@ class TestStreams:
         counts = [len(list(ds.shard(5, shard))) for shard in range(5)]
         assert read(hf(ds, counts)) == [list(ds)]
 
-
     @pytest.mark.parametrize(
         "change",
         [
@@ -159,7 +158,9 @@ class TestWhatIsRefused:
     def test_steps_that_look_beyond_a_sample(self, change, step):
         """Fails if shards are read one by one that make up other samples than the stream: take(7) gave two from each of five shards."""
         for words in ({"counts": [2] * change(stream()).num_shards}, {"epoch_size": 10}, {}):
-            with pytest.raises(ValueError, match=f"the step {step} looks beyond one sample.* Or pass the stream itself to Loader.from_dataset"):
+            with pytest.raises(
+                ValueError, match=f"the step {step} looks beyond one sample.* Or pass the stream itself to Loader.from_dataset"
+            ):
                 hf(change(stream()), **words)
         with Loader.from_dataset(change(stream()), batch_size=1, collate_fn=lambda rows: rows[0]) as loader:
             assert list(loader) == list(change(stream()))

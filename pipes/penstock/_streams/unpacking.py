@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
+
+from penstock._arguments import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +35,7 @@ class Unpacked(io.RawIOBase):
         self._file = file
         self._path = path
         self._frame: Any = None
+        self._head = b""
         self._rest = b""  # read from beyond the end of a frame
         self._left = memoryview(b"")
 
@@ -51,13 +56,18 @@ class Unpacked(io.RawIOBase):
                 if frame is None or frame.eof:
                     if frame is not None and not (data := data.lstrip(b"\0")):  # a file may be padded with zeros
                         continue
-                    frame = self._frame = self._new()
+                    frame, self._head = self._new(), b""
+                    self._frame = frame
+                self._head = (self._head + data)[:_ZST_HEADER]
             try:
                 self._left = memoryview(frame.decompress(data, *self._bound))
             except MemoryError:
                 raise
             except Exception as exc:  # each library has its own exception types
-                raise ValueError(f"{self._path} is damaged, or not compressed as its name says: {exc}.") from exc
+                if "not enough memory" in str(exc):
+                    raise MemoryError(f"{self._path}: {exc}.") from exc
+                why = _zst_limit(self._head) or f"is damaged, or not compressed as its name says: {exc}."
+                raise ValueError(f"{self._path} {why}") from exc
             if frame.eof:
                 self._rest = frame.unused_data
         view = memoryview(buffer).cast("B")
@@ -72,9 +82,40 @@ class Unpacked(io.RawIOBase):
         super().close()
 
 
+ZST_LONG: Final = "PENSTOCK_ZSTD_LONG"
+"""An environment variable, because worker processes inherit it and the command ``index`` obeys it, too: the window, as in ``zstd --long=31``."""
+_ZST_HEADER: Final = 18
+"""The greatest length of a frame header in bytes, by RFC 8878."""
+
+
+def _longest_window() -> int:
+    text = os.environ.get(ZST_LONG, "27")
+    return 1 << whole_number(ZST_LONG, int(text) if text.isdecimal() else text, 10, 32)
+
+
+def _zst_limit(head: bytes) -> str:
+    """Why a zstd frame with this header cannot be read although it may be intact; empty if there is no reason."""
+    if not head.startswith(b"\x28\xb5\x2f\xfd"):
+        return ""
+    module = importlib.import_module("zstandard")
+    try:
+        about = module.get_frame_parameters(head)
+    except module.ZstdError:
+        return ""
+    if about.dict_id:
+        return f"was compressed with a dictionary (number {about.dict_id}), which cannot be passed here. Compress it again without one."
+    window, most = about.window_size, _longest_window()
+    return (
+        f"was compressed with a window of {window:,} bytes (zstd --long or --ultra). Reading takes that much memory for each open file, and at most {most:,} bytes are allowed. Set the "
+        f"environment variable {ZST_LONG}={(window - 1).bit_length()} to allow it."
+        if window > most
+        else ""
+    )
+
+
 LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
     ".gz": ("zlib", lambda module: module.decompressobj(31)),
-    ".zst": ("zstandard", lambda module: module.ZstdDecompressor().decompressobj()),
+    ".zst": ("zstandard", lambda module: module.ZstdDecompressor(max_window_size=_longest_window()).decompressobj()),
     ".xz": ("lzma", lambda module: module.LZMADecompressor(), 2**18),
     ".bz2": ("bz2", lambda module: module.BZ2Decompressor(), 2**18),
 }
