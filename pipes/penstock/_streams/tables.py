@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
@@ -11,7 +13,7 @@ import numpy as np
 
 from penstock._fetch.error_policy import annotate
 from penstock._streams.files import check_unchanged, stamp
-from penstock._streams.paths import expanded
+from penstock._streams.paths import bare, expanded, extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,7 +93,9 @@ def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]
         raise ValueError(f"paths={paths!r:.80} matches no file, but at least one is needed to determine the columns.")
     for file in files:
         if os.path.isdir(file):
-            raise ValueError(f"{file} is a folder. Pass the files in it: {os.path.join(file, f'*.{suffix}')!r}.")
+            pattern = os.path.join(glob.escape(file), "**", f"*.{suffix}")
+            but = f", or however they end: none ends in .{suffix}" if next(glob.iglob(pattern, recursive=True), None) is None else ""
+            raise ValueError(f"{file} is a folder. Pass the files in it: {pattern!r}{but}.")
     return files
 
 
@@ -150,24 +154,117 @@ def pieces_in(
 
 
 def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse files whose columns or column types differ from those of the first file.
+    """Refuse files whose columns, or the sorts of Python values in them, differ from those of the first file.
 
     Args:
         of_files: For each path, the column types by name.
     """
-    files = iter(of_files.items())
-    first, expected = next(files)
-    for path, types in files:
+    first, types = next(iter(of_files.items()))
+    expected = {column: (values_of(here), here, first) for column, here in types.items()}
+    for path, types in of_files.items():
         for column in {**expected, **types}:
-            there, here = expected.get(column, "missing"), types.get(column, "missing")
-            if here != there:
+            values, there, where = expected.get(column, ("missing", "missing", first))
+            here = types.get(column, "missing")
+            if here == there:
+                continue
+            try:
+                both = _merged(values, here if here == "missing" else values_of(here))
+            except ValueError:
                 raise ValueError(
-                    f"the files have different columns: {column!r} is {there} in {first}, but {here} in {path}. Pass columns= to read only those that "
+                    f"the files have different columns: {column!r} is {there} in {where}, but {here} in {path}. Pass columns= to read only those that "
                     f"all files share, or make one dataset per kind of file and combine them with Mix or ConcatDataset."
-                )
+                ) from None
+            if both != values:
+                expected[column] = both, here, path
 
 
-def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str]) -> dict[str, Any]:
+def values_of(kind: Any) -> Any:
+    """The sort of Python values that a pyarrow type stands for: None for nulls only, a dict for a struct, a list or tuple for lists and maps, otherwise a name."""
+    pyarrow = extra("pyarrow", "penstock.formats")
+    types = pyarrow.types
+    if types.is_null(kind):
+        return None
+    if types.is_struct(kind):
+        return {field.name: values_of(field.type) for field in kind}
+    if types.is_map(kind):
+        return values_of(kind.key_type), values_of(kind.item_type)
+    if hasattr(kind, "value_type") and not isinstance(kind, pyarrow.BaseExtensionType):
+        values = values_of(kind.value_type)
+        return values if types.is_dictionary(kind) or types.is_run_end_encoded(kind) else [values]
+    return re.sub(r"^(?:large_|fixed_size_|u)?(string|binary|int)(?:_view|\d+|\[\d+\])?$", r"\1", str(kind))
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Two results of `values_of` in one.
+
+    Raises:
+        ValueError: They are of different sorts.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return {name: _merged(values, other[name]) for name, values in one.items()}
+    if type(one) is type(other) and isinstance(one, list | tuple):
+        return type(one)(map(_merged, one, other))
+    if one != other:
+        raise ValueError
+    return one
+
+
+@final
+class Folders:
+    """The columns that stand in the names of folders, such as ``lang=en/year=2024``, by pyarrow's Hive partitioning: integers if all files have one, else strings.
+
+    Args:
+        files: The paths of all files.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._kinds: dict[str, Any] = {}
+        pyarrow = extra("pyarrow", "penstock.formats")
+        places = sorted({place for file in files if "=" in (place := os.path.dirname(bare(file)))})
+        for name in dict.fromkeys(part.partition("=")[0] for place in places for part in place.split("/") if "=" in part):
+            self._kinds[name] = pyarrow.int32()
+            try:
+                for place in places:
+                    self._parsed(place)
+            except ValueError:
+                self._kinds[name] = pyarrow.string()
+
+    def of(self, path: str, there: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
+        """The columns to be added to a file's own (``there``), each an array of one value.
+
+        Args:
+            path: Path of the file.
+            there: The names of its own columns.
+            columns: Those requested; None: all.
+        """
+        found = self._parsed(os.path.dirname(bare(path))) if self._kinds else {}
+        return {
+            name: extra("pyarrow", "penstock.formats").array([found[name]], kind)
+            for name, kind in self._kinds.items()
+            if name in found and name not in there and (columns is None or name in columns)
+        }
+
+    def _parsed(self, place: str) -> dict[str, Any]:
+        pyarrow, dataset = extra("pyarrow", "penstock.formats"), extra("pyarrow.dataset", "penstock.formats")
+        found: dict[str, Any] = dataset.get_partition_keys(
+            dataset.partitioning(pyarrow.schema(self._kinds.items()), flavor="hive").parse(f"{place}/")
+        )
+        return found
+
+
+def with_columns(batch: Any, more: Mapping[str, Any]) -> Any:
+    """A record batch with further columns, each of one value."""
+    pyarrow = extra("pyarrow", "penstock.formats")
+    for name, value in more.items():
+        batch = batch.append_column(name, pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, "int8"), len(batch)), value))
+    return batch
+
+
+def chosen_types(
+    path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The types of the columns that are read, completely or in part, by name.
 
     Args:
@@ -175,14 +272,16 @@ def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: S
         schema: The pyarrow schema, with all columns.
         columns: The requested names; ``"a.b"`` is a part of a. None: all.
         known: The names that can be requested, including parts of columns.
+        more: The further columns, from `Folders`.
 
     Raises:
         ValueError: There is no such column.
     """
-    types = {field.name: field.type for field in schema}
+    more = more or {}
+    types = {**{field.name: field.type for field in schema}, **{name: value.type for name, value in more.items()}}
     if columns is None:
         return types
     for column in columns:
-        if not any(f"{name}.".startswith(f"{column}.") for name in known):
+        if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *more)):
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
     return {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}

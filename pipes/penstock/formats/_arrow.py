@@ -12,7 +12,7 @@ import numpy as np
 from penstock._streams.files import kept_open, stamp
 from penstock._streams.paths import Reach, extra, is_remote, kept_in
 from penstock._streams.shards import Shards
-from penstock._streams.tables import Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in
+from penstock._streams.tables import Folders, Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in, with_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,9 +68,11 @@ def arrow(
     extra("pyarrow", _WHO)
     files = files_of(paths, "arrow", Reach(storage_options, cache_dir, max_cache_size, 0))
     _check_room(files)
-    columns = names_of(columns)
-    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
-    return Shards(batches, _RecordBatches(offsets, columns), counts=counts, lanes=lanes, window=window, name="record batch", **options)
+    columns, folders = names_of(columns), Folders(files)
+    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"))
+    return Shards(
+        batches, _RecordBatches(offsets, columns, folders), counts=counts, lanes=lanes, window=window, name="record batch", **options
+    )
 
 
 def _check_room(files: list[str]) -> None:
@@ -101,9 +103,10 @@ def _name_of(file: BinaryIO) -> str:
 class _RecordBatches:
     """Opens a record batch."""
 
-    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None) -> None:
+    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None, folders: Folders) -> None:
         self._offsets = offsets
         self._columns = columns
+        self._folders = folders
 
     def __call__(self, piece: Piece) -> _Rows:
         piece.check()
@@ -111,10 +114,11 @@ class _RecordBatches:
             piece.path, piece.stamp
         ) as file:  # keeps the copy from being removed before it is mapped; after that, the mapping keeps it
             batch = _batch(_name_of(file), piece.number, self._offsets[piece.file])
+        more = self._folders.of(piece.path, batch.schema.names, self._columns)
         if self._columns is not None:
-            batch = batch.select(self._columns)
+            batch = batch.select([name for name in self._columns if name not in more])
         _check(piece, batch)
-        return _Rows(batch, piece.check)
+        return _Rows(with_columns(batch, more), piece.check)
 
 
 @final
@@ -143,7 +147,7 @@ class _Rows:
         return self._batch.slice(number, 1).to_pylist()[0] if row is None else row
 
 
-def _look(path: str, columns: list[str] | None) -> Look:
+def _look(path: str, columns: list[str] | None, folders: Folders) -> Look:
     """``more``: where the record batches of a stream begin, if each can be read independently."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
@@ -163,9 +167,14 @@ def _look(path: str, columns: list[str] | None) -> Look:
                 rows, offsets = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)], None
             else:
                 rows, offsets = _counted(file, pyarrow.ipc.open_stream(file, options=options))
+                file.seek(0)
+                if (
+                    pyarrow.ipc.open_stream(file).schema != schema
+                ):  # of the other byte order, which only a stream that is read in sequence swaps
+                    offsets = None
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
         raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
-    return Look(seen, chosen_types(path, schema, columns, names), rows, offsets)
+    return Look(seen, chosen_types(path, schema, columns, names, folders.of(path, names, None)), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:
