@@ -291,7 +291,7 @@ class TestCompressed:
         path.write_bytes(zstandard.ZstdCompressor(dict_data=words).compress(self.DATA))
         with (
             decompressed(str(path)) as file,
-            pytest.raises(ValueError, match=rf"x\.txt\.zst was compressed with a dictionary \(number {words.dict_id()}\)"),
+            pytest.raises(ValueError, match=r"x\.txt\.zst was compressed with a dictionary"),
         ):
             file.read()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WHOLE: Final = -1
+_WHO: Final = "penstock.formats"
 
 
 class Piece(NamedTuple):
@@ -160,111 +161,92 @@ def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
         of_files: For each path, the column types by name.
     """
     first, types = next(iter(of_files.items()))
-    expected = {column: (values_of(here), here, first) for column, here in types.items()}
+    expected = {column: (_sort(here), here, first) for column, here in types.items()}
     for path, types in of_files.items():
         for column in {**expected, **types}:
-            values, there, where = expected.get(column, ("missing", "missing", first))
+            sort, there, where = expected.get(column, ([], "missing", first))
             here = types.get(column, "missing")
             if here == there:
                 continue
-            try:
-                both = _merged(values, here if here == "missing" else values_of(here))
-            except ValueError:
+            both = None if "missing" in (here, there) else _merged(sort, _sort(here))
+            if both is None:
                 raise ValueError(
                     f"the files have different columns: {column!r} is {there} in {where}, but {here} in {path}. Pass columns= to read only those that "
                     f"all files share, or make one dataset per kind of file and combine them with Mix or ConcatDataset."
-                ) from None
-            if both != values:
+                )
+            if both != sort:
                 expected[column] = both, here, path
 
 
-def values_of(kind: Any) -> Any:
-    """The sort of Python values that a pyarrow type stands for: None for nulls only, a dict for a struct, a list or tuple for lists and maps, otherwise a name."""
-    pyarrow = extra("pyarrow", "penstock.formats")
+def _sort(kind: Any) -> list[Any]:
+    """The sort of Python values that a pyarrow type stands for, with those inside them; empty for nulls only."""
+    pyarrow = extra("pyarrow", _WHO)
     types = pyarrow.types
     if types.is_null(kind):
-        return None
+        return []
     if types.is_struct(kind):
-        return {field.name: values_of(field.type) for field in kind}
+        fields = {field.name: _sort(field.type) for field in kind}
+        return [f"struct of {sorted(fields)}", *(fields[name] for name in sorted(fields))]
     if types.is_map(kind):
-        return values_of(kind.key_type), values_of(kind.item_type)
+        return ["map", _sort(kind.key_type), _sort(kind.item_type)]
     if hasattr(kind, "value_type") and not isinstance(kind, pyarrow.BaseExtensionType):
-        values = values_of(kind.value_type)
-        return values if types.is_dictionary(kind) or types.is_run_end_encoded(kind) else [values]
-    return re.sub(r"^(?:large_|fixed_size_|u)?(string|binary|int)(?:_view|\d+|\[\d+\])?$", r"\1", str(kind))
+        inner = _sort(kind.value_type)
+        return inner if types.is_dictionary(kind) or types.is_run_end_encoded(kind) else ["list", inner]
+    return [re.sub(r"^(?:large_|fixed_size_|u)?(string|binary|int)(?:_view|\d+|\[\d+\])?$", r"\1", str(kind))]
 
 
-def _merged(one: Any, other: Any) -> Any:
-    """Two results of `values_of` in one.
-
-    Raises:
-        ValueError: They are of different sorts.
-    """
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return {name: _merged(values, other[name]) for name, values in one.items()}
-    if type(one) is type(other) and isinstance(one, list | tuple):
-        return type(one)(map(_merged, one, other))
-    if one != other:
-        raise ValueError
-    return one
+def _merged(one: list[Any], other: list[Any]) -> list[Any] | None:
+    """Two results of `_sort` in one; None if they differ."""
+    if not one or not other:
+        return one or other
+    inner = list(map(_merged, one[1:], other[1:]))
+    return None if one[0] != other[0] or None in inner else [one[0], *inner]
 
 
-@final
-class Folders:
-    """The columns that stand in the names of folders, such as ``lang=en/year=2024``, by pyarrow's Hive partitioning: integers if all files have one, else strings.
+def folder_types(files: Sequence[str]) -> dict[str, Any]:
+    """The columns that stand in the names of folders, such as ``lang=en``, with the types of pyarrow's Hive partitioning: integers if all files have one, else strings."""
+    pyarrow, types = extra("pyarrow", _WHO), dict[str, Any]()
+    paths = {os.path.dirname(bare(file)): file for file in files}
+    for name in dict.fromkeys(part.partition("=")[0] for place in sorted(paths) for part in place.split("/") if "=" in part):
+        types[name] = pyarrow.int32()
+        try:
+            for path in paths.values():
+                in_folders(types, path, (), None)
+        except ValueError:
+            types[name] = pyarrow.string()
+    return types
+
+
+def in_folders(types: Mapping[str, Any], path: str, own: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
+    """The values in the names of a file's folders, by column.
 
     Args:
-        files: The paths of all files.
+        types: See `folder_types`.
+        path: Path of the file.
+        own: The columns of the file itself, which come first.
+        columns: Those requested; None: all.
     """
-
-    def __init__(self, files: Sequence[str]) -> None:
-        self._kinds: dict[str, Any] = {}
-        pyarrow = extra("pyarrow", "penstock.formats")
-        places = sorted({place for file in files if "=" in (place := os.path.dirname(bare(file)))})
-        for name in dict.fromkeys(part.partition("=")[0] for place in places for part in place.split("/") if "=" in part):
-            self._kinds[name] = pyarrow.int32()
-            try:
-                for place in places:
-                    self._parsed(place)
-            except ValueError:
-                self._kinds[name] = pyarrow.string()
-
-    def of(self, path: str, there: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
-        """The columns to be added to a file's own (``there``), each an array of one value.
-
-        Args:
-            path: Path of the file.
-            there: The names of its own columns.
-            columns: Those requested; None: all.
-        """
-        found = self._parsed(os.path.dirname(bare(path))) if self._kinds else {}
-        return {
-            name: extra("pyarrow", "penstock.formats").array([found[name]], kind)
-            for name, kind in self._kinds.items()
-            if name in found and name not in there and (columns is None or name in columns)
-        }
-
-    def _parsed(self, place: str) -> dict[str, Any]:
-        pyarrow, dataset = extra("pyarrow", "penstock.formats"), extra("pyarrow.dataset", "penstock.formats")
-        found: dict[str, Any] = dataset.get_partition_keys(
-            dataset.partitioning(pyarrow.schema(self._kinds.items()), flavor="hive").parse(f"{place}/")
-        )
-        return found
+    if not types:
+        return {}
+    dataset = extra("pyarrow.dataset", _WHO)
+    hive = dataset.partitioning(extra("pyarrow", _WHO).schema(types.items()), flavor="hive")
+    found = dataset.get_partition_keys(hive.parse(f"{os.path.dirname(bare(path))}/"))
+    return {name: found[name] for name in types if name in found and name not in own and (columns is None or name in columns)}
 
 
-def with_columns(batch: Any, more: Mapping[str, Any]) -> Any:
-    """A record batch with further columns, each of one value."""
-    pyarrow = extra("pyarrow", "penstock.formats")
+def selected(batch: Any, columns: Sequence[str] | None, types: Mapping[str, Any], path: str) -> Any:
+    """The requested columns of a record batch, and those `in_folders`."""
+    more, pyarrow = in_folders(types, path, batch.schema.names, columns), extra("pyarrow", _WHO)
+    if columns is not None:
+        batch = batch.select([name for name in columns if name not in more])
     for name, value in more.items():
-        batch = batch.append_column(name, pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, "int8"), len(batch)), value))
+        batch = batch.append_column(
+            name, pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, "int8"), len(batch)), [value])
+        )
     return batch
 
 
-def chosen_types(
-    path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]) -> dict[str, Any]:
     """The types of the columns that are read, completely or in part, by name.
 
     Args:
@@ -272,16 +254,16 @@ def chosen_types(
         schema: The pyarrow schema, with all columns.
         columns: The requested names; ``"a.b"`` is a part of a. None: all.
         known: The names that can be requested, including parts of columns.
-        more: The further columns, from `Folders`.
+        folders: The types of the columns that folders name; see `folder_types`.
 
     Raises:
         ValueError: There is no such column.
     """
-    more = more or {}
-    types = {**{field.name: field.type for field in schema}, **{name: value.type for name, value in more.items()}}
+    own = {field.name: field.type for field in schema}
+    types = {**own, **{name: folders[name] for name in in_folders(folders, path, list(own), None)}}
     if columns is None:
         return types
     for column in columns:
-        if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *more)):
+        if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *types)):
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
     return {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}

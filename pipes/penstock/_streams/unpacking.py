@@ -56,9 +56,9 @@ class Unpacked(io.RawIOBase):
                 if frame is None or frame.eof:
                     if frame is not None and not (data := data.lstrip(b"\0")):  # a file may be padded with zeros
                         continue
-                    frame, self._head = self._new(), b""
-                    self._frame = frame
-                self._head = (self._head + data)[:_ZST_HEADER]
+                    frame = self._frame = self._new()
+                    self._head = b""
+                self._head = (self._head + data)[:18]
             try:
                 self._left = memoryview(frame.decompress(data, *self._bound))
             except MemoryError:
@@ -84,8 +84,6 @@ class Unpacked(io.RawIOBase):
 
 ZST_LONG: Final = "PENSTOCK_ZSTD_LONG"
 """An environment variable, because worker processes inherit it and the command ``index`` obeys it, too: the window, as in ``zstd --long=31``."""
-_ZST_HEADER: Final = 18
-"""The greatest length of a frame header in bytes, by RFC 8878."""
 
 
 def _longest_window() -> int:
@@ -94,22 +92,19 @@ def _longest_window() -> int:
 
 
 def _zst_limit(head: bytes) -> str:
-    """Why a zstd frame with this header cannot be read although it may be intact; empty if there is no reason."""
-    if not head.startswith(b"\x28\xb5\x2f\xfd"):
-        return ""
-    module = importlib.import_module("zstandard")
+    """Why a zstd frame with this header (RFC 8878: at most 18 bytes) cannot be read although it may be intact; empty if there is no reason."""
     try:
-        about = module.get_frame_parameters(head)
-    except module.ZstdError:
+        about = importlib.import_module("zstandard").get_frame_parameters(head)
+    except Exception:  # not installed, or not such a frame
         return ""
-    if about.dict_id:
-        return f"was compressed with a dictionary (number {about.dict_id}), which cannot be passed here. Compress it again without one."
     window, most = about.window_size, _longest_window()
+    if window > most:
+        return (
+            f"was compressed with a window of {window:,} bytes (zstd --long or --ultra). Reading takes that much memory for each open file, and at most {most:,} bytes are allowed. Set the "
+            f"environment variable {ZST_LONG}={(window - 1).bit_length()} to allow it."
+        )
     return (
-        f"was compressed with a window of {window:,} bytes (zstd --long or --ultra). Reading takes that much memory for each open file, and at most {most:,} bytes are allowed. Set the "
-        f"environment variable {ZST_LONG}={(window - 1).bit_length()} to allow it."
-        if window > most
-        else ""
+        "was compressed with a dictionary (zstd -D), which cannot be passed here. Compress it again without one." if about.dict_id else ""
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 from penstock._streams.files import IN_USE, explain, opened, stamp
 from penstock._streams.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.shards import Shards
-from penstock._streams.tables import WHOLE, Folders, Look, Piece, chosen_types, files_of, names_of, pieces_in, with_columns
+from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, folder_types, in_folders, names_of, pieces_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ def parquet(
     MiB while it is open: one page of each column, compressed and decompressed. If its writer put it into a single page, as with large images, that is the whole row group, twice.
 
     Args:
-        paths: See `expanded`. All files must have the same columns with the same types.
+        paths: See `expanded`. All files must have the same columns, with the same sorts of Python values; folders such as ``lang=en`` are columns, too.
         columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
         unit: What a shard is: ``"row_group"``, or ``"file"`` for all row groups of a file in sequence. Shards are the unit of shuffling, of the turns that lanes
             take, and of ``steps``. With files a `Pack` leaves fewer half-empty rows; with row groups there are more shards for workers and ranks, and a resume
@@ -69,7 +69,7 @@ def parquet(
             the counts are not used.
 
     Raises:
-        ValueError: A file is not Parquet or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
+        ValueError: A file is not Parquet, is encrypted or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
             invalid. On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
@@ -78,7 +78,7 @@ def parquet(
     extra("pyarrow.parquet", _WHO)
     whole = unit == "file"
     files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size, ahead))
-    columns, folders = names_of(columns), Folders(files)
+    columns, folders = names_of(columns), folder_types(files)
     pieces, counts, lane_bytes = pieces_in(
         files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"), whole=whole
     )
@@ -91,7 +91,7 @@ def parquet(
 class _Rows:
     """Opens a row group, or all row groups of a file."""
 
-    def __init__(self, columns: list[str] | None, folders: Folders) -> None:
+    def __init__(self, columns: list[str] | None, folders: dict[str, Any]) -> None:
         self._columns = columns
         self._folders = folders
 
@@ -100,8 +100,8 @@ class _Rows:
         piece.check()
         metadata = _metadata(piece.path, piece.stamp)
         file = _opened(piece.path, piece.stamp, metadata)
-        more = self._folders.of(piece.path, file.schema_arrow.names, self._columns)
         try:
+            more = in_folders(self._folders, piece.path, file.schema_arrow.names, self._columns)
             for group in range(metadata.num_row_groups) if piece.number == WHOLE else [piece.number]:
                 rows = metadata.row_group(group).num_rows
                 if start < rows:
@@ -120,17 +120,17 @@ class _Rows:
         at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
         for batch in file.iter_batches(at_once, [group], columns, use_threads=False):  # the loader has its own workers
             for begin in range(start, len(batch), _AT_ONCE):
-                yield from with_columns(batch.slice(begin, _AT_ONCE), more).to_pylist()
+                found = batch.slice(begin, _AT_ONCE).to_pylist()
+                yield from [{**row, **more} for row in found] if more else found
             start = max(0, start - len(batch))
 
 
-def _look(path: str, columns: list[str] | None, folders: Folders) -> Look:
+def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look:
     """``more``: an upper bound, in bytes, on the memory for reading its longest row group."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
     known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    schema = metadata.schema.to_arrow_schema()
-    types = chosen_types(path, schema, columns, known, folders.of(path, schema.names, None))
+    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, known, folders)
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []
