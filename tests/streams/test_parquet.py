@@ -226,6 +226,14 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=r"'x' is list<element: string> in .*1\.parquet, but list<element: int8> in .*3\.parquet"):
             parquet(tmp_path / "*.parquet")
 
+    def test_several_columns_of_one_name(self, tmp_path):
+        """Fails if a sample, which is a dict, has the last of them only."""
+        pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), tmp_path / "0.parquet")
+        for columns in (None, ["x"]):
+            with pytest.raises(ValueError, match=r"0\.parquet has several columns named 'x', but a sample is a dict"):
+                parquet(tmp_path / "0.parquet", columns)
+        assert read(parquet(tmp_path / "0.parquet", ["y"])) == [[{"y": 3}]]
+
     def test_encrypted_columns(self, tmp_path):
         """Fails if pyarrow is asked for the size of a column that it cannot decrypt, which ends the process."""
 

@@ -257,13 +257,18 @@ def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: S
         folders: The types of the columns that folders name; see `folder_types`.
 
     Raises:
-        ValueError: There is no such column.
+        ValueError: There is no such column, or several of that name.
     """
     own = {field.name: field.type for field in schema}
     types = {**own, **{name: folders[name] for name in in_folders(folders, path, list(own), None)}}
-    if columns is None:
-        return types
-    for column in columns:
+    for column in columns or ():
         if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *types)):
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
-    return {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}
+    if columns is not None:
+        types = {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}
+    for name in types:
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise ValueError(
+                f"{path} has several columns named {name!r}, but a sample is a dict. Rename them, or pass columns= without this name."
+            )
+    return types
