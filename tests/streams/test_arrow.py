@@ -127,6 +127,21 @@ class TestRows:
         assert read(data) == [numbers.to_pylist()]
         assert data[3] == {"x": 1000}
 
+    def test_of_the_same_values_under_other_types(self, tmp_path):
+        """Fails if the types of the files must be equal; or if a list passes for a map."""
+        arrays = [
+            pa.array([["a"]], pa.list_(pa.string())),
+            pa.array([["b"]], pa.list_(pa.string_view() if int(pa.__version__.split(".")[0]) > 20 else pa.large_string())),
+            pa.array([["c"]], pa.list_(pa.large_string(), 1)),
+            pa.RunEndEncodedArray.from_arrays([1], pa.array([["d"]], pa.large_list(pa.string()))),
+            pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())),
+        ]
+        for number, values in enumerate(arrays):
+            write(tmp_path / f"{number}.arrow", pa.table({"x": values}))
+        assert read(arrow(str(tmp_path / "{0..3}.arrow"))) == [[{"x": [letter]} for letter in "abcd"]]
+        with pytest.raises(ValueError, match=r"'x' is list<item: string> in .*0\.arrow, but map<string, string> in .*4\.arrow"):
+            arrow(str(tmp_path / "{0..4}.arrow"))
+
     @pytest.mark.parametrize("kind", ["stream", "file"])
     def test_with_the_columns_that_folders_name(self, tmp_path, kind):
         """Fails if the folders are not looked at, or the requested columns alone are taken from the file."""

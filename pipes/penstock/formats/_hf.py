@@ -125,14 +125,23 @@ def _checked(dataset: Any) -> list[Any]:
 
 
 def _is_by_sample(step: Any) -> bool:
-    return type(step).__name__ in _BY_SAMPLE and not getattr(step, "batched", False) and not getattr(step, "with_indices", False)
+    if type(step).__name__ not in _BY_SAMPLE or getattr(step, "batched", False) or getattr(step, "with_indices", False):
+        return False
+    return sum(before.num_shards for before in _before(step)) in (
+        0,
+        step.num_shards,
+    )  # before datasets 5, joined streams were sharded side by side
 
 
 def _steps(step: Any) -> Iterator[Any]:
     """The steps of the stream, from the last one back to its sources."""
     yield step
-    for before in [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ()):
+    for before in _before(step):
         yield from _steps(before)
+
+
+def _before(step: Any) -> Sequence[Any]:
+    return [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ())
 
 
 def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
