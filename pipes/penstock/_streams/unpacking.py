@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 from penstock._arguments import whole_number
+from penstock._streams.paths import extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def _longest_window() -> int:
 def _zst_limit(head: bytes) -> str:
     """Why a zstd frame with this header (RFC 8878: at most 18 bytes) cannot be read although it may be intact; empty if there is no reason."""
     try:
-        about = importlib.import_module("zstandard").get_frame_parameters(head)
+        about = extra("zstandard", ZST_LONG).get_frame_parameters(head)
     except Exception:  # not installed, or not such a frame
         return ""
     window, most = about.window_size, _longest_window()
