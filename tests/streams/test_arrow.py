@@ -47,6 +47,22 @@ def rows(path):
         return (pa.ipc.open_file if in_file else pa.ipc.open_stream)(source).read_all().to_pylist()
 
 
+def of_the_other_byte_order(stream):
+    """A stream that claims it: in the flatbuffer of its schema the field ``endianness``, which is left out if it is 0, is found where there is a 1."""
+
+    def number(at, size, signed=False):
+        return int.from_bytes(stream[at : at + size], "little", signed=signed)
+
+    message = 8 + number(8, 4)
+    header = message + number(message - number(message, 4, signed=True) + 4 + 2 * 2, 2)  # the third field
+    schema = header + number(header, 4)
+    one = next(at for at in range(schema, 8 + number(4, 4), 2) if number(at, 2) == 1)
+    endianness = schema - number(schema, 4, signed=True) + 4  # the first field
+    assert number(endianness, 2) == 0
+    stream[endianness : endianness + 2] = (one - schema).to_bytes(2, "little")
+    return bytes(stream)
+
+
 KINDS = ["stream", "file", "dictionary"]
 
 
@@ -94,6 +110,49 @@ class TestRows:
             row = data[index]
             assert row["id"] == index
             row.clear()
+
+    def test_of_the_other_byte_order(self, tmp_path):
+        """Fails if the numbers are not swapped: 2 came as 33554432, without an error."""
+        sink = pa.BufferOutputStream()
+        numbers = pa.concat_tables(pa.table({"x": pa.array(batch, pa.int32())}) for batch in ([0x01020304, None], [2, 1000]))
+        with pa.ipc.new_stream(sink, numbers.schema) as writer:
+            writer.write_table(numbers)
+        content = bytearray(sink.getvalue().to_pybytes())
+        for batch in ([0x01020304, 0], [2, 1000]):
+            native, swapped = (np.array(batch, kind).tobytes() for kind in ("<i4", ">i4"))
+            assert content.count(native) == 1
+            content[:] = content.replace(native, swapped)
+        (tmp_path / "0.arrow").write_bytes(of_the_other_byte_order(content))
+        data = arrow(str(tmp_path / "0.arrow"))
+        assert read(data) == [numbers.to_pylist()]
+        assert data[3] == {"x": 1000}
+
+    def test_of_the_same_values_under_other_types(self, tmp_path):
+        """Fails if the types of the files must be equal; or if a list passes for a map."""
+        arrays = [
+            pa.array([["a"]], pa.list_(pa.string())),
+            pa.array([["b"]], pa.list_(pa.string_view() if int(pa.__version__.split(".")[0]) > 20 else pa.large_string())),
+            pa.array([["c"]], pa.list_(pa.large_string(), 1)),
+            pa.RunEndEncodedArray.from_arrays([1], pa.array([["d"]], pa.large_list(pa.string()))),
+            pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())),
+        ]
+        for number, values in enumerate(arrays):
+            write(tmp_path / f"{number}.arrow", pa.table({"x": values}))
+        assert read(arrow(str(tmp_path / "{0..3}.arrow"))) == [[{"x": [letter]} for letter in "abcd"]]
+        with pytest.raises(ValueError, match=r"'x' is list<item: string> in .*0\.arrow, but map<string, string> in .*4\.arrow"):
+            arrow(str(tmp_path / "{0..4}.arrow"))
+
+    @pytest.mark.parametrize("kind", ["stream", "file"])
+    def test_with_the_columns_that_folders_name(self, tmp_path, kind):
+        """Fails if the folders are not looked at, or the requested columns alone are taken from the file."""
+        for number, lang in enumerate(["en", "fr"]):
+            (tmp_path / f"lang={lang}").mkdir()
+            write(tmp_path / f"lang={lang}" / "0.arrow", table(3, 3 * number).select(["id"]), kind)
+        files = str(tmp_path / "**" / "*.arrow")
+        expected = [{"id": i, "lang": "en" if i < 3 else "fr"} for i in range(6)]
+        assert read(arrow(files)) == read(arrow(files, ["lang", "id"])) == [expected]
+        assert read(arrow(files, ["lang"])) == [[{"lang": row["lang"]} for row in expected]]
+        assert read(arrow(files, ["id"])) == [[{"id": row["id"]} for row in expected]]
 
 
 class TestResources:

@@ -266,6 +266,35 @@ class TestCompressed:
         ):
             file.read()
 
+    def test_a_longer_window_of_zstd_is_a_setting(self, tmp_path, monkeypatch):
+        """As made by ``zstd --long=31``. Fails if an intact file is called damaged."""
+        path = tmp_path / "x.txt.zst"
+        parameters = zstandard.ZstdCompressionParameters(window_log=31, strategy=1, hash_log=10, chain_log=10)
+        packing = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        path.write_bytes(PACK[".zst"](b"first\n") + packing.compress(self.DATA) + packing.flush())
+        with (
+            decompressed(str(path)) as file,
+            pytest.raises(ValueError, match=r"x\.txt\.zst was compressed with a window of 2,147,483,648 bytes .* PENSTOCK_ZSTD_LONG=31 "),
+        ):
+            file.read()
+        monkeypatch.setenv("PENSTOCK_ZSTD_LONG", "31")
+        with decompressed(str(path)) as file:
+            assert file.read() == b"first\n" + self.DATA
+        monkeypatch.setenv("PENSTOCK_ZSTD_LONG", "2GB")
+        with decompressed(str(path)) as file, pytest.raises(ValueError, match="PENSTOCK_ZSTD_LONG='2GB', a str, must be a whole number"):
+            file.read()
+
+    def test_a_dictionary_of_zstd_is_named(self, tmp_path):
+        """As made by ``zstd -D``. Fails if an intact file is called damaged."""
+        path = tmp_path / "x.txt.zst"
+        words = zstandard.train_dictionary(2000, [b"line %d of %d" % (k, k * k) for k in range(2000)])
+        path.write_bytes(zstandard.ZstdCompressor(dict_data=words).compress(self.DATA))
+        with (
+            decompressed(str(path)) as file,
+            pytest.raises(ValueError, match=r"x\.txt\.zst was compressed with a dictionary"),
+        ):
+            file.read()
+
     def test_what_grows_is_made_a_bit_at_a_time(self, tmp_path):
         """By RFC 8878 four bytes may stand for 128 KiB, here for zeros. Seen to fail: 128 KiB were decompressed at once, to all 256 MiB (and up to 4 GiB)."""
         path = tmp_path / "x.zst"

@@ -18,6 +18,8 @@ from penstock.formats import hf
 from penstock.testing import plain
 
 N = 26
+JOINED = "(Take|VerticallyConcatenatedMultiSources)ExamplesIterable"
+"""Before version 5, joined streams are refused themselves."""
 
 
 def by_index():
@@ -32,6 +34,10 @@ def stream(shards=5):
 
 def tenfold(row):
     return {"ten": 10 * row["id"]}
+
+
+def numbered(row, number):
+    return {"number": number}
 
 
 def upper(batch):
@@ -111,20 +117,77 @@ class TestStreams:
         counts = [len(list(ds.shard(5, shard))) for shard in range(5)]
         assert read(hf(ds, counts)) == [list(ds)]
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda ds: ds.take(7),
+            lambda ds: ds.skip(20),
+            lambda ds: ds.batch(4),
+            lambda ds: ds.map(numbered, with_indices=True),
+            lambda ds: ds.repeat(2),
+            lambda ds: datasets.interleave_datasets([ds, stream(1).map(tenfold)]),
+            lambda ds: datasets.concatenate_datasets([ds.take(3), ds.skip(23)]),
+        ],
+        ids=["take", "skip", "batch", "indices", "repeat", "interleave", "concatenated"],
+    )
+    def test_any_step_over_a_single_shard(self, change):
+        """Fails if a stream is not sharded anew each time it is opened: readers then share the state of an interleaved one."""
+        expected = list(change(stream(1)))
+        shards = change(stream(1)).num_shards
+        counts = [len(list(change(stream(1)).shard(shards, shard))) for shard in range(shards)]
+        data = hf(change(stream(1)), counts)
+        assert read(data) == [expected]
+        assert [data[index] for index in reversed(range(len(expected)))] == expected[::-1]
+
 
 class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("change", "step"),
         [
+            (lambda ds: ds.take(7), "TakeExamplesIterable"),
+            (lambda ds: ds.skip(20).map(tenfold), "SkipExamplesIterable"),
+            (lambda ds: ds.repeat(2), "RepeatExamplesIterable"),
+            (lambda ds: ds.batch(4), "MappedExamplesIterable"),
+            (lambda ds: ds.map(upper, batched=True), "MappedExamplesIterable"),
+            (lambda ds: ds.add_column("number", list(range(N))), "MappedExamplesIterable"),
+            (lambda ds: ds.filter(lambda row, index: index % 2, with_indices=True), "FilteredExamplesIterable"),
+            (lambda ds: datasets.interleave_datasets([ds, ds]), "CyclingMultiSourcesExamplesIterable"),
+            (lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5], seed=1), "RandomlyCyclingMultiSourcesExamplesIterable"),
+            (lambda ds: datasets.concatenate_datasets([ds, ds.take(7)]), JOINED),
+            (lambda ds: datasets.interleave_datasets([stream(1), datasets.concatenate_datasets([ds.take(7), ds])]), JOINED),
+        ],
+    )
+    def test_steps_that_look_beyond_a_sample(self, change, step):
+        """Fails if shards are read one by one that make up other samples than the stream: take(7) gave two from each of five shards."""
+        for words in ({"counts": [2] * change(stream()).num_shards}, {"epoch_size": 10}, {}):
+            with pytest.raises(
+                ValueError, match=f"the step {step} looks beyond one sample.* Or pass the stream itself to Loader.from_dataset"
+            ):
+                hf(change(stream()), **words)
+        with Loader.from_dataset(change(stream()), batch_size=1, collate_fn=lambda rows: rows[0]) as loader:
+            assert list(loader) == list(change(stream()))
+
+    @pytest.mark.parametrize(
+        ("change", "step"),
+        [
             (lambda ds: ds.filter(bool), "FilteredExamplesIterable"),
             (lambda ds: ds.filter(bool).select_columns("id"), "FilteredExamplesIterable"),
-            (lambda ds: ds.map(upper, batched=True), "MappedExamplesIterable"),
-            (lambda ds: datasets.concatenate_datasets([ds, ds]), "VerticallyConcatenatedMultiSourcesExamplesIterable"),
+            (lambda ds: datasets.concatenate_datasets([ds]).filter(bool), "FilteredExamplesIterable"),
         ],
     )
     def test_steps_that_may_change_the_count(self, change, step):
         with pytest.raises(ValueError, match=f"the number of samples in each of the .* shards is unknown after the step {step}"):
             hf(change(stream()))
+
+    @pytest.mark.parametrize("counts", [None, [6, 5, 5, 5, 5, 6, 5, 5, 5, 5]])
+    def test_joined_streams(self, counts):
+        """Fails if they are sharded side by side, as by datasets 4, and the shards are not the stream in its order."""
+        joined = datasets.concatenate_datasets([stream(), stream()])
+        if counts is None or joined.num_shards != 10:
+            with pytest.raises(ValueError, match=r"the step VerticallyConcatenatedMultiSourcesExamplesIterable"):
+                hf(joined, counts)
+        else:
+            assert read(hf(joined, counts)) == [list(joined)]
 
     def test_a_shuffled_stream(self):
         with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 from format_laws import every_way, open_files, read
 
@@ -111,6 +113,40 @@ class TestRows:
         finally:
             memory.rm("/penstock", recursive=True)
 
+    @pytest.mark.parametrize("first", [pa.string(), pa.large_string(), pa.null()], ids=str)
+    def test_of_the_same_values_under_other_types(self, tmp_path, first):
+        """As pandas, polars and a writer of a column without values write the same text. Fails if the types of the files must be equal."""
+        kinds = [first, pa.string(), pa.large_string(), pa.null(), pa.dictionary(pa.int32(), pa.string())]
+        for number, kind in enumerate(kinds):
+            words = pa.array([None if pa.types.is_null(kind) else f"text {number}"], kind)
+            lists = [] if number == 0 else [pa.scalar(number, pa.int16() if number == 1 else pa.uint64())]
+            row = {"text": words, "nested": [{"a": lists, "b": None if number < 2 else b"b"}]}
+            pq.write_table(pa.table(row), tmp_path / f"{number}.parquet")
+        expected = [row for number in range(5) for row in pq.read_table(tmp_path / f"{number}.parquet").to_pylist()]
+        assert read(parquet(tmp_path / "{0..4}.parquet")) == [expected]
+        assert [row["text"] for row in expected[1:]] == ["text 1", "text 2", None, "text 4"]
+        assert [row["nested"]["a"] for row in expected] == [[], [1], [2], [3], [4]]
+
+    def test_with_the_columns_that_folders_name(self, tmp_path):
+        """As Spark, Ray Data and pyarrow write tables. Fails if the folders are not looked at, or not as pyarrow does: an integer, a missing value, an escaped one."""
+        rows = {"text": list("abcd"), "lang": ["en", "en", None, "fr/CA"], "year": [2023, 2024, 2023, 2024]}
+        pq.write_to_dataset(pa.table(rows), tmp_path / "t", partition_cols=["lang", "year"])
+        files = str(tmp_path / "t" / "**" / "*.parquet")
+        expected = sorted(map(str, pq.read_table(tmp_path / "t").to_pylist()))
+        assert len(expected) == 4
+        assert sorted(map(str, read(parquet(files))[0])) == expected
+        assert sorted(map(str, read(parquet(files, ["text", "lang", "year"], unit="file"), shuffle=True)[0])) == expected
+        assert sorted(row["year"] for row in read(parquet(files, ["year"]))[0]) == [2023, 2023, 2024, 2024]
+        assert sorted(map(str, read(parquet(files, ["text"]))[0])) == [str({"text": letter}) for letter in "abcd"]
+        with pytest.raises(ValueError, match=r"has no column 'country', only 'text', 'lang', 'year'"):
+            parquet(files, ["country"])
+
+    def test_a_column_of_the_file_itself_is_preferred_to_a_folder(self, tmp_path):
+        for lang in ("en", "fr"):
+            (tmp_path / f"lang={lang}").mkdir()
+            pq.write_table(pa.table({"lang": [f"{lang}-X"]}), tmp_path / f"lang={lang}" / "0.parquet")
+        assert read(parquet(tmp_path / "*/*.parquet")) == [[{"lang": "en-X"}, {"lang": "fr-X"}]]
+
 
 class TestResources:
     def test_one_file_for_each_open_row_group_and_none_after_close(self, files, tmp_path):
@@ -181,11 +217,55 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=r"1\.parquet is not a parquet file, or was cut short: "):
             parquet(files)
 
+    def test_the_same_column_with_other_values(self, tmp_path):
+        """Fails if a column of nulls in the first file hides that two others differ."""
+        kinds = [pa.list_(pa.null()), pa.list_(pa.string()), pa.list_(pa.null()), pa.list_(pa.int8())]
+        for number, kind in enumerate(kinds):
+            pq.write_table(pa.table({"x": pa.array([[]], kind)}), tmp_path / f"{number}.parquet")
+        assert read(parquet(tmp_path / "{0..2}.parquet")) == [[{"x": []}] * 3]
+        with pytest.raises(ValueError, match=r"'x' is list<element: string> in .*1\.parquet, but list<element: int8> in .*3\.parquet"):
+            parquet(tmp_path / "*.parquet")
+
+    def test_several_columns_of_one_name(self, tmp_path):
+        """Fails if a sample, which is a dict, has the last of them only."""
+        pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), tmp_path / "0.parquet")
+        for columns in (None, ["x"]):
+            with pytest.raises(ValueError, match=r"0\.parquet has several columns named 'x', but a sample is a dict"):
+                parquet(tmp_path / "0.parquet", columns)
+        assert read(parquet(tmp_path / "0.parquet", ["y"])) == [[{"y": 3}]]
+
+    def test_encrypted_columns(self, tmp_path):
+        """Fails if pyarrow is asked for the size of a column that it cannot decrypt, which ends the process."""
+
+        class Keys(encryption.KmsClient):
+            def wrap_key(self, key_bytes, master_key_identifier):
+                return base64.b64encode(key_bytes)
+
+            def unwrap_key(self, wrapped_key, master_key_identifier):
+                return base64.b64decode(wrapped_key)
+
+        for plain in (True, False):
+            how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["secret"]}, plaintext_footer=plain)
+            keys = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(encryption.KmsConnectionConfig(), how)
+            content = pa.table({"open": [1], "secret": [2]})
+            with pq.ParquetWriter(tmp_path / "0.parquet", content.schema, encryption_properties=keys) as writer:
+                writer.write_table(content)
+            for columns in (None, ["open"]):
+                with pytest.raises(ValueError, match=r"0\.parquet is encrypted"):
+                    parquet(tmp_path / "0.parquet", columns)
+
     def test_no_file_and_a_folder(self, tmp_path):
+        """Fails if the advice finds no file, as for files in folders of the folder."""
         with pytest.raises(ValueError, match=r"paths=\[\] matches no file"):
             parquet([])
-        with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.parquet'"):
+        with pytest.raises(
+            ValueError, match=r"is a folder\. Pass the files in it: '.*\*\.parquet', or however they end: none ends in \.parquet"
+        ):
             parquet(tmp_path)
+        pq.write_to_dataset(pa.table({"x": [1, 2], "y": [3, 4]}), tmp_path / "[t]", partition_cols=["x"])
+        with pytest.raises(ValueError, match=r"\[t\] is a folder\. Pass the files in it: '.*/\*\*/\*\.parquet'\.") as caught:
+            parquet(tmp_path / "[t]")
+        assert len(parquet(str(caught.value).split("'")[1])) == 2
 
     def test_a_file_that_was_replaced(self, files, tmp_path):
         """Seen to fail: without the comparison, the new file is read by the old footer."""

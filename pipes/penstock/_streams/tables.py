@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
@@ -11,7 +13,7 @@ import numpy as np
 
 from penstock._fetch.error_policy import annotate
 from penstock._streams.files import check_unchanged, stamp
-from penstock._streams.paths import expanded
+from penstock._streams.paths import bare, expanded, extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WHOLE: Final = -1
+_WHO: Final = "penstock.formats"
 
 
 class Piece(NamedTuple):
@@ -91,7 +94,9 @@ def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]
         raise ValueError(f"paths={paths!r:.80} matches no file, but at least one is needed to determine the columns.")
     for file in files:
         if os.path.isdir(file):
-            raise ValueError(f"{file} is a folder. Pass the files in it: {os.path.join(file, f'*.{suffix}')!r}.")
+            pattern = os.path.join(glob.escape(file), "**", f"*.{suffix}")
+            but = f", or however they end: none ends in .{suffix}" if next(glob.iglob(pattern, recursive=True), None) is None else ""
+            raise ValueError(f"{file} is a folder. Pass the files in it: {pattern!r}{but}.")
     return files
 
 
@@ -150,24 +155,98 @@ def pieces_in(
 
 
 def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse files whose columns or column types differ from those of the first file.
+    """Refuse files whose columns, or the sorts of Python values in them, differ from those of the first file.
 
     Args:
         of_files: For each path, the column types by name.
     """
-    files = iter(of_files.items())
-    first, expected = next(files)
-    for path, types in files:
+    first, types = next(iter(of_files.items()))
+    expected = {column: (_sort(here), here, first) for column, here in types.items()}
+    for path, types in of_files.items():
         for column in {**expected, **types}:
-            there, here = expected.get(column, "missing"), types.get(column, "missing")
-            if here != there:
+            sort, there, where = expected.get(column, ([], "missing", first))
+            here = types.get(column, "missing")
+            if here == there:
+                continue
+            both = None if "missing" in (here, there) else _merged(sort, _sort(here))
+            if both is None:
                 raise ValueError(
-                    f"the files have different columns: {column!r} is {there} in {first}, but {here} in {path}. Pass columns= to read only those that "
+                    f"the files have different columns: {column!r} is {there} in {where}, but {here} in {path}. Pass columns= to read only those that "
                     f"all files share, or make one dataset per kind of file and combine them with Mix or ConcatDataset."
                 )
+            if both != sort:
+                expected[column] = both, here, path
 
 
-def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str]) -> dict[str, Any]:
+def _sort(kind: Any) -> list[Any]:
+    """The sort of Python values that a pyarrow type stands for, with those inside them; empty for nulls only."""
+    pyarrow = extra("pyarrow", _WHO)
+    types = pyarrow.types
+    if types.is_null(kind):
+        return []
+    if types.is_struct(kind):
+        fields = {field.name: _sort(field.type) for field in kind}
+        return [f"struct of {sorted(fields)}", *(fields[name] for name in sorted(fields))]
+    if types.is_map(kind):
+        return ["map", _sort(kind.key_type), _sort(kind.item_type)]
+    if hasattr(kind, "value_type") and not isinstance(kind, pyarrow.BaseExtensionType):
+        inner = _sort(kind.value_type)
+        return inner if types.is_dictionary(kind) or types.is_run_end_encoded(kind) else ["list", inner]
+    return [re.sub(r"^(?:large_|fixed_size_|u)?(string|binary|int)(?:_view|\d+|\[\d+\])?$", r"\1", str(kind))]
+
+
+def _merged(one: list[Any], other: list[Any]) -> list[Any] | None:
+    """Two results of `_sort` in one; None if they differ."""
+    if not one or not other:
+        return one or other
+    inner = list(map(_merged, one[1:], other[1:]))
+    return None if one[0] != other[0] or None in inner else [one[0], *inner]
+
+
+def folder_types(files: Sequence[str]) -> dict[str, Any]:
+    """The columns that stand in the names of folders, such as ``lang=en``, with the types of pyarrow's Hive partitioning: integers if all files have one, else strings."""
+    pyarrow, types = extra("pyarrow", _WHO), dict[str, Any]()
+    paths = {os.path.dirname(bare(file)): file for file in files}
+    for name in dict.fromkeys(part.partition("=")[0] for place in sorted(paths) for part in place.split("/") if "=" in part):
+        types[name] = pyarrow.int32()
+        try:
+            for path in paths.values():
+                in_folders(types, path, (), None)
+        except ValueError:
+            types[name] = pyarrow.string()
+    return types
+
+
+def in_folders(types: Mapping[str, Any], path: str, own: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
+    """The values in the names of a file's folders, by column.
+
+    Args:
+        types: See `folder_types`.
+        path: Path of the file.
+        own: The columns of the file itself, which come first.
+        columns: Those requested; None: all.
+    """
+    if not types:
+        return {}
+    dataset = extra("pyarrow.dataset", _WHO)
+    hive = dataset.partitioning(extra("pyarrow", _WHO).schema(types.items()), flavor="hive")
+    found = dataset.get_partition_keys(hive.parse(f"{os.path.dirname(bare(path))}/"))
+    return {name: found[name] for name in types if name in found and name not in own and (columns is None or name in columns)}
+
+
+def selected(batch: Any, columns: Sequence[str] | None, types: Mapping[str, Any], path: str) -> Any:
+    """The requested columns of a record batch, and those `in_folders`."""
+    more, pyarrow = in_folders(types, path, batch.schema.names, columns), extra("pyarrow", _WHO)
+    if columns is not None:
+        batch = batch.select([name for name in columns if name not in more])
+    for name, value in more.items():
+        batch = batch.append_column(
+            name, pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, "int8"), len(batch)), [value])
+        )
+    return batch
+
+
+def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]) -> dict[str, Any]:
     """The types of the columns that are read, completely or in part, by name.
 
     Args:
@@ -175,14 +254,21 @@ def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: S
         schema: The pyarrow schema, with all columns.
         columns: The requested names; ``"a.b"`` is a part of a. None: all.
         known: The names that can be requested, including parts of columns.
+        folders: The types of the columns that folders name; see `folder_types`.
 
     Raises:
-        ValueError: There is no such column.
+        ValueError: There is no such column, or several of that name.
     """
-    types = {field.name: field.type for field in schema}
-    if columns is None:
-        return types
-    for column in columns:
-        if not any(f"{name}.".startswith(f"{column}.") for name in known):
+    own = {field.name: field.type for field in schema}
+    types = {**own, **{name: folders[name] for name in in_folders(folders, path, list(own), None)}}
+    for column in columns or ():
+        if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *types)):
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
-    return {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}
+    if columns is not None:
+        types = {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}
+    for name in types:
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise ValueError(
+                f"{path} has several columns named {name!r}, but a sample is a dict. Rename them, or pass columns= without this name."
+            )
+    return types

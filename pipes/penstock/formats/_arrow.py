@@ -12,7 +12,7 @@ import numpy as np
 from penstock._streams.files import kept_open, stamp
 from penstock._streams.paths import Reach, extra, is_remote, kept_in
 from penstock._streams.shards import Shards
-from penstock._streams.tables import Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in
+from penstock._streams.tables import Look, Piece, chosen_types, files_of, folder_types, looked_at, names_of, pieces_in, selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,8 @@ def arrow(
     mapped file, that kills the process.
 
     Args:
-        paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same columns with the same types.
+        paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same columns, with the same sorts of Python
+            values; folders such as ``lang=en`` are columns, too.
         columns: Read only these. Default: all.
         lanes: See `Shards`.
         window: See `Shards`.
@@ -68,9 +69,11 @@ def arrow(
     extra("pyarrow", _WHO)
     files = files_of(paths, "arrow", Reach(storage_options, cache_dir, max_cache_size, 0))
     _check_room(files)
-    columns = names_of(columns)
-    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
-    return Shards(batches, _RecordBatches(offsets, columns), counts=counts, lanes=lanes, window=window, name="record batch", **options)
+    columns, folders = names_of(columns), folder_types(files)
+    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"))
+    return Shards(
+        batches, _RecordBatches(offsets, columns, folders), counts=counts, lanes=lanes, window=window, name="record batch", **options
+    )
 
 
 def _check_room(files: list[str]) -> None:
@@ -101,9 +104,10 @@ def _name_of(file: BinaryIO) -> str:
 class _RecordBatches:
     """Opens a record batch."""
 
-    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None) -> None:
+    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None, folders: dict[str, Any]) -> None:
         self._offsets = offsets
         self._columns = columns
+        self._folders = folders
 
     def __call__(self, piece: Piece) -> _Rows:
         piece.check()
@@ -111,8 +115,7 @@ class _RecordBatches:
             piece.path, piece.stamp
         ) as file:  # keeps the copy from being removed before it is mapped; after that, the mapping keeps it
             batch = _batch(_name_of(file), piece.number, self._offsets[piece.file])
-        if self._columns is not None:
-            batch = batch.select(self._columns)
+        batch = selected(batch, self._columns, self._folders, piece.path)
         _check(piece, batch)
         return _Rows(batch, piece.check)
 
@@ -143,7 +146,7 @@ class _Rows:
         return self._batch.slice(number, 1).to_pylist()[0] if row is None else row
 
 
-def _look(path: str, columns: list[str] | None) -> Look:
+def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look:
     """``more``: where the record batches of a stream begin, if each can be read independently."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
@@ -163,9 +166,14 @@ def _look(path: str, columns: list[str] | None) -> Look:
                 rows, offsets = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)], None
             else:
                 rows, offsets = _counted(file, pyarrow.ipc.open_stream(file, options=options))
+                file.seek(0)
+                if (
+                    pyarrow.ipc.open_stream(file).schema != schema
+                ):  # of the other byte order, which only a stream that is read in sequence swaps
+                    offsets = None
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
         raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
-    return Look(seen, chosen_types(path, schema, columns, names), rows, offsets)
+    return Look(seen, chosen_types(path, schema, columns, names, folders), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:

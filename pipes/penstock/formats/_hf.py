@@ -23,6 +23,8 @@ _KEEP_COUNTS: Final = {
     "RebatchedArrowExamplesIterable",
     "SelectColumnsIterable",
 }
+_BY_SAMPLE: Final = {*_KEEP_COUNTS, "FilteredExamplesIterable", "VerticallyConcatenatedMultiSourcesExamplesIterable"}
+"""The shards of these, read one after the other, are the whole stream, unless their function receives indices or batches."""
 _END: Final = object()
 
 
@@ -32,8 +34,8 @@ def hf(
     """Prepare a Hugging Face dataset for `Loader.from_dataset` and `Mix`.
 
     A ``Dataset`` can already be read by index, with its format and its transform, so it is returned unchanged. An ``IterableDataset`` becomes `Shards`: shard i is
-    ``dataset.shard(dataset.num_shards, i)``, read front to back, and yields the same samples as iterating over it. (Only the indices that
-    ``map(with_indices=True)`` passes count from the start of the shard.) Leave shuffling and splitting over ranks to the loader.
+    ``dataset.shard(dataset.num_shards, i)``, read front to back. One after the other, the shards are exactly what iterating over the stream yields; a stream
+    of several shards with a step for which this does not hold, such as ``take``, is refused. Leave shuffling and splitting over ranks to the loader.
 
     Args:
         dataset: A ``datasets.Dataset`` or ``datasets.IterableDataset``.
@@ -45,7 +47,8 @@ def hf(
             the shard lengths need not be known, so the stream may contain any steps.
 
     Raises:
-        ValueError: The lengths are unknown; the number of counts differs from the number of shards; or the stream was shuffled or split over ranks.
+        ValueError: The lengths are unknown; the number of counts differs from the number of shards; the stream was shuffled or split over ranks; or it has
+            several shards and a step that looks beyond one sample.
         TypeError: ``dataset`` is neither kind of dataset.
         ImportError: datasets is not installed.
     """
@@ -110,14 +113,35 @@ def _checked(dataset: Any) -> list[Any]:
             "this stream was shuffled with a buffer, which cannot resume. Pass the stream without .shuffle(), and pass shuffle=True to the loader: "
             "it shuffles the shards, and with window=1000 also the samples within about 1000 of each other."
         )
+    for step in steps:
+        if step.num_shards > 1 and not _is_by_sample(step):
+            raise ValueError(
+                f"the step {type(step).__name__} looks beyond one sample (it counts or repeats samples, gets their indices or batches of them, or chooses between sources), so it would yield "
+                f"other samples in each of its {step.num_shards} shards alone than in the whole stream. Leave it to the loader: batch_size=, a function of one sample as transform= or in steps=, "
+                f"Mix for several sources, epoch_size= for a part of any samples, a Dataset loaded without streaming (split='train[:1000]') for a certain part. Or pass the stream "
+                f"itself to Loader.from_dataset, which iterates over it."
+            )
     return steps
+
+
+def _is_by_sample(step: Any) -> bool:
+    if type(step).__name__ not in _BY_SAMPLE or getattr(step, "batched", False) or getattr(step, "with_indices", False):
+        return False
+    return sum(before.num_shards for before in _before(step)) in (
+        0,
+        step.num_shards,
+    )  # before datasets 5, joined streams were sharded side by side
 
 
 def _steps(step: Any) -> Iterator[Any]:
     """The steps of the stream, from the last one back to its sources."""
     yield step
-    for before in [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ()):
+    for before in _before(step):
         yield from _steps(before)
+
+
+def _before(step: Any) -> Sequence[Any]:
+    return [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ())
 
 
 def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
 from penstock._streams.files import IN_USE, explain, opened, stamp
 from penstock._streams.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.shards import Shards
-from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, names_of, pieces_in
+from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, folder_types, in_folders, names_of, pieces_in
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock._streams.files import Stamp
@@ -27,6 +27,8 @@ _PAGE_ROWS: Final = 1024
 """A page ends once it has 1 MiB, but most writers check only every 1024 rows."""
 _BATCH_BYTES: Final = 2**21
 _BUFFER_BYTES: Final = 2**18
+_SIGNATURE_BYTES: Final = 28
+"""They follow a readable footer if columns are encrypted (Parquet Modular Encryption). pyarrow ends the process when it is asked about such a column."""
 _AT_ONCE: Final = 64
 """Rows converted to Python values at a time."""
 
@@ -50,7 +52,7 @@ def parquet(
     MiB while it is open: one page of each column, compressed and decompressed. If its writer put it into a single page, as with large images, that is the whole row group, twice.
 
     Args:
-        paths: See `expanded`. All files must have the same columns with the same types.
+        paths: See `expanded`. All files must have the same columns, with the same sorts of Python values; folders such as ``lang=en`` are columns, too.
         columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
         unit: What a shard is: ``"row_group"``, or ``"file"`` for all row groups of a file in sequence. Shards are the unit of shuffling, of the turns that lanes
             take, and of ``steps``. With files a `Pack` leaves fewer half-empty rows; with row groups there are more shards for workers and ranks, and a resume
@@ -67,7 +69,7 @@ def parquet(
             the counts are not used.
 
     Raises:
-        ValueError: A file is not Parquet or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
+        ValueError: A file is not Parquet, is encrypted or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
             invalid. On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
@@ -76,19 +78,22 @@ def parquet(
     extra("pyarrow.parquet", _WHO)
     whole = unit == "file"
     files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size, ahead))
-    columns = names_of(columns)
-    pieces, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"), whole=whole)
+    columns, folders = names_of(columns), folder_types(files)
+    pieces, counts, lane_bytes = pieces_in(
+        files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"), whole=whole
+    )
     fit = LANES_BYTES // max(1, *lane_bytes)
     more: dict[str, Any] = {"name": "file", "settings": {"unit": unit}} if whole else {"name": "row group"}
-    return Shards(pieces, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, **more, **options)
+    return Shards(pieces, _Rows(columns, folders), counts=counts, lanes=lanes, most_lanes=fit, window=window, **more, **options)
 
 
 @final
 class _Rows:
     """Opens a row group, or all row groups of a file."""
 
-    def __init__(self, columns: list[str] | None) -> None:
+    def __init__(self, columns: list[str] | None, folders: dict[str, Any]) -> None:
         self._columns = columns
+        self._folders = folders
 
     def __call__(self, piece: Piece, start: int = 0) -> Iterator[dict[str, Any]]:
         """The rows of a piece, starting with row ``start``."""
@@ -96,10 +101,11 @@ class _Rows:
         metadata = _metadata(piece.path, piece.stamp)
         file = _opened(piece.path, piece.stamp, metadata)
         try:
+            more = in_folders(self._folders, piece.path, file.schema_arrow.names, self._columns)
             for group in range(metadata.num_row_groups) if piece.number == WHOLE else [piece.number]:
                 rows = metadata.row_group(group).num_rows
                 if start < rows:
-                    yield from self._rows(file, metadata, group, start)
+                    yield from self._rows(file, metadata, group, start, more)
                 start = max(0, start - rows)
             piece.check()
         except Exception:
@@ -108,21 +114,23 @@ class _Rows:
         finally:
             file.close(force=True)
 
-    def _rows(self, file: Any, metadata: Any, group: int, start: int) -> Iterator[dict[str, Any]]:
-        size, rows = sum(_sizes(metadata, group, self._columns)), metadata.row_group(group).num_rows
+    def _rows(self, file: Any, metadata: Any, group: int, start: int, more: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        columns = None if self._columns is None else [name for name in self._columns if name not in more]
+        size, rows = sum(_sizes(metadata, group, columns)), metadata.row_group(group).num_rows
         at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
-        for batch in file.iter_batches(at_once, [group], self._columns, use_threads=False):  # the loader has its own workers
+        for batch in file.iter_batches(at_once, [group], columns, use_threads=False):  # the loader has its own workers
             for begin in range(start, len(batch), _AT_ONCE):
-                yield from batch.slice(begin, _AT_ONCE).to_pylist()
+                found = batch.slice(begin, _AT_ONCE).to_pylist()
+                yield from [{**row, **more} for row in found] if more else found
             start = max(0, start - len(batch))
 
 
-def _look(path: str, columns: list[str] | None) -> Look:
+def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look:
     """``more``: an upper bound, in bytes, on the memory for reading its longest row group."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
     known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, known)
+    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, known, folders)
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []
@@ -139,18 +147,30 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
-    try:
-        file = _opened(without_copy(path), stamp)  # no copy, because the footer is a small part of the file
-    except ValueError as exc:
-        raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
-    try:
-        return file.metadata
-    finally:
-        file.close(force=True)
+    encrypted = ValueError(
+        f"{path} is encrypted, at least in part, and cannot be read here. Write it again without encryption: pyarrow reads it with the keys."
+    )
+    with opened(without_copy(path), stamp) as raw:  # no copy, because the footer is a small part of the file
+        try:
+            metadata = _reader(raw).metadata
+        except ValueError as exc:
+            raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
+        except OSError as exc:
+            raw.seek(-4, os.SEEK_END)
+            if raw.read(4) == b"PARE":
+                raise encrypted from exc
+            raise
+        raw.seek(-8, os.SEEK_END)
+        if int.from_bytes(raw.read(4), "little") == metadata.serialized_size + _SIGNATURE_BYTES:
+            raise encrypted
+    return metadata
 
 
-def _opened(path: str, stamp: Stamp, metadata: Any = None) -> Any:
-    where = opened(path, stamp) if is_remote(path) or kept_in(path) is not None else path
+def _opened(path: str, stamp: Stamp, metadata: Any) -> Any:
+    return _reader(opened(path, stamp) if is_remote(path) or kept_in(path) is not None else path, metadata)
+
+
+def _reader(where: Any, metadata: Any = None) -> Any:
     # `pre_buffer` would hold all compressed bytes of the row group in memory, and so would an unbuffered file.
     file = functools.partial(extra("pyarrow.parquet", _WHO).ParquetFile, page_checksum_verification=True)
     return file(where, metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)
