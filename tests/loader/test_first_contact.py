@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock import GraphError, Loader
+from penstock import Cached, GraphError, Loader, Mix, Packs, Shards
 from penstock.nodes import IterableSource
 from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
 
@@ -184,20 +184,130 @@ def test_with_a_sampler_a_dataset_may_grow():
 
 
 class Unsized(Samples):
+    error: type[Exception] = NotImplementedError
+
     def __len__(self):
-        raise NotImplementedError
+        raise self.error("is not known")
+
+
+class Drawn:
+    def __init__(self, items, error):
+        self.items, self.error = items, error
+
+    def __iter__(self):
+        return iter(self.items)
+
+    __len__ = Unsized.__len__
+
+
+NO_LENGTH = pytest.mark.parametrize("error", [NotImplementedError, ValueError, AttributeError])
 
 
 @by_how
-def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(how):
-    """As many base classes of datasets have it. Seen to fail: the state could not be taken."""
-    with Loader.from_dataset(Unsized(int), 2, sampler=[3, 1], **how) as batches:
+@NO_LENGTH
+def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(how, error):
+    """As many base classes of datasets have it. Seen to fail: the state could not be taken; and any error but NotImplementedError stopped the loader.
+
+    Fails, too, if the user's own error is lost where a length is needed.
+    """
+    unsized = Unsized(int)
+    unsized.error = error
+    with Loader.from_dataset(unsized, 2, sampler=[3, 1], **how) as batches:
         assert [batch.tolist() for batch in batches] == [[3, 1]]
         assert "dataset_length" not in batches.state_dict()["penstock"]
-    with Loader.from_dataset(Unsized(int), 2, order=SequentialOrder(2), **how) as batches:
+    with Loader.from_dataset(unsized, 2, order=SequentialOrder(2), **how) as batches:
         assert [batch.tolist() for batch in batches] == [[0, 1]]
-    with pytest.raises(TypeError, match="Unsized has no length, which its order requires"):
-        Loader.from_dataset(Unsized(int))
+    for needs in (
+        lambda: Loader.from_dataset(unsized),
+        lambda: Loader.from_dataset(unsized, groups=Packs([1], 1)),
+        lambda: Mix({"it": unsized}, {"it": 1}),
+        lambda: Cached(unsized),
+    ):
+        with pytest.raises(TypeError, match="Unsized has no length|Unsized.* cannot be read by index|Unsized does not qualify") as caught:
+            needs()
+        assert repr(caught.value.__cause__) == repr(error("is not known"))
+
+
+@NO_LENGTH
+@pytest.mark.parametrize("word", ["sampler", "batch_sampler", "stream"])
+def test_a_sampler_whose_length_raises_has_none(word, error):
+    """As PyTorch Geometric's DynamicBatchSampler raises ValueError. Fails if only some errors mean that, or len(loader) does not show the user's own."""
+    drawn = Drawn([[3], [1, 2]] if word == "batch_sampler" else [3, 1], error)
+    dataset, given = (IterableSource(drawn), {}) if word == "stream" else (range(4), {word: drawn})
+    with Loader.from_dataset(dataset, **given) as batches:
+        assert [batch.tolist() for batch in batches] == ([[3], [1, 2]] if word == "batch_sampler" else [[3], [1]])
+        assert batches.position is None
+        with pytest.raises(TypeError, match="this loader has no length") as caught:
+            len(batches)
+        assert repr(caught.value.__cause__) == repr(error("is not known"))
+
+
+class Undecided:
+    """Is neither true nor false, as an array of two numbers."""
+
+    def __init__(self, function=None, items=()):
+        self.function, self.items = function, items
+
+    def __bool__(self):
+        raise AssertionError("asked for its truth")
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __call__(self, *given):
+        return self.function(*given)
+
+
+@by_how
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_nothing_that_the_user_passes_is_asked_for_its_truth(how, batch_size):
+    """Fails if a falsy ``collate_fn`` is replaced by the default, or another argument is tested for more than None."""
+    collate, truth = Undecided(lambda samples: samples), Undecided(lambda sample: -sample)
+    given = {"sampler": Undecided(items=[1, 0]), "transform": truth, "on_error": truth, "worker_init_fn": Undecided(lambda worker: None)}
+    with Loader.from_dataset(Undecided(items=[5, 6]), batch_size, collate_fn=collate, **given, **how) as batches:
+        assert batches.collate_fn is collate
+        assert list(batches) == ([[-6, -5]] if batch_size else [-6, -5])
+    stream = IterableSource(Undecided(items=[5, 6]))
+    with Loader.from_dataset(stream, batch_size, collate_fn=collate, transform=truth) as batches:
+        assert list(batches) == ([[-5, -6]] if batch_size else [-5, -6])
+
+
+class Broken:
+    def __iter__(self):
+        raise TypeError("a bug of mine")
+
+
+@pytest.mark.parametrize("given", [{"steps": [lambda records: Broken()], "epoch_size": 2, "bookmarks": False}, {"counts": [2]}])
+def test_an_error_in_the_users_own_iter_is_the_cause_of_ours(given):
+    """Fails if "this is not iterable" is all that is left of it."""
+    with (
+        Loader.from_dataset(Shards(1, lambda shard: Broken(), **given)) as batches,
+        pytest.raises(TypeError, match="must return") as caught,
+    ):
+        next(iter(batches))
+    assert repr(caught.value.__cause__) == "TypeError('a bug of mine')"
+
+
+class LendsNothing:
+    @property
+    def generator(self):
+        return None
+
+    @generator.setter
+    def generator(self, value):
+        raise TypeError("cannot be set")
+
+    def __iter__(self):
+        return iter([1, 0])
+
+
+def test_a_sampler_whose_generator_cannot_be_set_is_lent_none():
+    """Fails if only an AttributeError means that."""
+    with Loader.from_dataset(range(2), sampler=LendsNothing()) as batches:
+        assert [batch.tolist() for batch in batches] == [[1], [0]]
 
 
 # Nothing to load.

@@ -182,7 +182,7 @@ def _check_sources(datasets: Any) -> None:
         if facts.length is None:
             raise TypeError(
                 f"the source {name!r} is a {facts.name}, which cannot be read by index. A mix needs __getitem__ and __len__ to resume anywhere."
-            )
+            ) from facts.unsized
 
 
 def _is_stream(dataset: Any) -> bool:

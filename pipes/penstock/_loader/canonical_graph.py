@@ -201,7 +201,7 @@ class FromDataset(DataLoaderWords):
             "dataset": dataset,
             "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
             "num_workers": num_workers,
-            "collate_fn": collate_fn or default,
+            "collate_fn": default if collate_fn is None else collate_fn,
             "pin_memory": pin_memory,
             "drop_last": drop_last,
         }

@@ -163,7 +163,7 @@ class Loader(FromDataset, Generic[T]):
             raise TypeError(
                 "this loader has no length: "
                 + ("it is infinite." if self._infinite else "its source does not know how many items an epoch has.")
-            )
+            ) from self._reader.positions.unsized()
         return batches
 
     def __bool__(self) -> bool:
