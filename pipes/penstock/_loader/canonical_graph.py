@@ -312,6 +312,8 @@ class FromDataset(DataLoaderWords):
 
             node = PinMemory(node, prefetch_next_epoch=prefetch_next_epoch)
         loader = cls(node, infinite=infinite, restart_on_stop_iteration=restart_on_stop_iteration)
+        if isinstance(source, Sampler):
+            source.take()
         loader._words = words
         loader._built_for = made_for
         if unseeded:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._random.order import Order
+    from penstock._random.orders import PlainOrder
     from penstock._statistics import CopyStatistics
     from penstock._streams.steps import Step
 
@@ -216,8 +217,8 @@ class Shards(Shown, Dataset[Any]):
         assert isinstance(self._records, IndexedRecords)
         return self._records.gathered(indices)
 
-    def order(self, *, shuffle: bool, seed: int) -> Order:
-        """The order of the records; see `OrderedDataset`. Uncounted shards can have only one order, because it determines what an index refers to."""
+    def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
+        """The order of the records; see `OrderedDataset`. Uncounted shards can be read in only one order, because it determines what an index refers to."""
         if isinstance(self._records, RecordStream):
             return self._records.order(shuffle=shuffle, seed=seed)
         order = self._records.order(shuffle=shuffle, seed=seed)
