@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections import UserDict, deque
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 import penstock
+import penstock.formats
 from penstock import Cached, GraphError, Loader, Mix, Packs, Shards
 from penstock.nodes import IterableSource
 from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
@@ -434,3 +437,71 @@ def test_close_takes_any_time(timeout):
     loader.close(timeout)
     with pytest.raises(ValueError, match="timeout=nan must be a number of seconds"):
         loader.close(float("nan"))
+
+
+# Not of the usual type, but as good.
+
+
+class Lists(list):
+    pass
+
+
+class Proxied(UserDict):
+    pass
+
+
+class Fetched(Samples):
+    def __getitems__(self, indices):
+        return Lists(self.make(index) for index in indices)
+
+
+def read(dataset, *args, **words):
+    with Loader.from_dataset(dataset, *args, **words) as batches:
+        return [batch.tolist() for batch in batches]
+
+
+NUMBERS = pytest.mark.parametrize("number", [np.int64, np.array, torch.tensor], ids=["numpy", "array", "tensor"])
+
+
+@NUMBERS
+def test_a_whole_number_of_any_type_is_one(number):
+    """Fails if only an ``int`` is: a sampler's ``set_epoch`` went unheard."""
+    sampler, other = (DistributedSampler(range(8), 1, 0) for _ in range(2))
+    other.set_epoch(3)
+    with Loader.from_dataset(range(8), 8, sampler=sampler) as batches:
+        sampler.set_epoch(number(3))
+        assert [batch.tolist() for batch in batches] == [list(other)]
+        assert batches.epoch == 4
+    assert len(read(range(4), on_error="skip", max_errors=number(2))) == 4
+    stream = Shards(2, lambda shard: iter(range(3)), epoch_size=4, bookmarks=False)
+    assert len(read(Mix({"a": [1, 2], "b": stream}, {"a": number(1), "b": 1}, epoch_size=number(6)))) == 6
+
+
+def test_a_list_of_any_type_is_one():
+    """Fails if a subclass of ``list`` from ``__getitems__`` counts as a whole batch, which DataLoader collates."""
+    assert read(Fetched(int), 2) == [[0, 1], [2, 3]]
+    assert read(Fetched(int), 2, transform=abs) == [[0, 1], [2, 3]]
+    assert read(Cached(Fetched(int)), 2) == [[0, 1], [2, 3]]
+
+
+def test_a_mapping_of_any_type_is_a_dict():
+    """Fails if the type has to be ``dict`` where any mapping will do."""
+    samples = [Proxied(x=1), Proxied(x=2)]
+    with Loader.from_dataset(Mix({"a": samples}, MappingProxyType({"a": 1}), tag="from")) as batches:
+        assert [(batch["x"].item(), batch["from"]) for batch in batches] == [(1, ["a"]), (2, ["a"])]
+        state = batches.state_dict()
+    with Loader.from_dataset(Mix({"a": samples}, {"a": 1}, tag="from")) as batches:
+        batches.load_state_dict(MappingProxyType(state))
+        assert batches.epoch == 1
+
+
+def test_shards_are_any_iterable_but_a_set():
+    """Fails if an array or a generator of paths is taken for a number; or if a set is taken, whose order differs between processes."""
+    names = ["b", "a"]
+    for given in (np.array(names), (name for name in names), dict.fromkeys(names).keys(), deque(names)):
+        assert read(Shards(given, lambda name: [ord(name)], counts=[1, 1])) == [[98], [97]]
+    for refused in (lambda: Shards({*names}, ord, counts=[1, 1]), lambda: penstock.formats.jsonl({*names}, counts=[1, 1])):
+        with pytest.raises(TypeError, match=r"a set, whose order differs between processes.*sorted"):
+            refused()
+    with pytest.raises(TypeError, match="b'b' is not a path"):
+        penstock.formats.jsonl(b"b")

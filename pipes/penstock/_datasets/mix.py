@@ -80,7 +80,7 @@ class Mix(Shown, ConcatDataset[Any]):
                 f"stop={stop!r} and epoch_size={epoch_size} exclude each other, because both define where an epoch ends. Drop one of them."
             )
         self.tag = tag
-        self._weights = copy.deepcopy(weights)
+        self._weights = {**weights} if isinstance(weights, Mapping) else copy.deepcopy(weights)
         self._epoch_size = epoch_size if stop is None else stop
         self._run = run
         self._streams = {name: dataset for name, dataset in datasets.items() if _is_stream(dataset)}
@@ -120,7 +120,7 @@ class Mix(Shown, ConcatDataset[Any]):
         orders = {name: order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name)) for name, dataset in pairs}
         if not self._streams:
             return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, {name: len(dataset) for name, dataset in pairs})
-        if not isinstance(self._epoch_size, int) or self._run != 1:
+        if self._epoch_size is None or isinstance(self._epoch_size, str) or self._run != 1:
             what = f"run={self._run}" if self._run != 1 else "stop" if isinstance(self._epoch_size, str) else "epoch_size=None"
             raise ValueError(
                 f"{what}: the source {min(self._streams)!r} is a stream of unknown length. Set the number of items in an epoch with epoch_size=, and drop "
@@ -155,9 +155,9 @@ class Mix(Shown, ConcatDataset[Any]):
         return number, at * self.forward_lanes + lane if self.names[number] in self._streams else at
 
     def _tagged(self, sample: Any, name: str) -> Any:
-        if isinstance(sample, dict) and self.tag not in sample:
+        if isinstance(sample, Mapping) and self.tag not in sample:
             return {**sample, self.tag: name}
-        what = "already has it" if isinstance(sample, dict) else f"is of type {type(sample).__name__}"
+        what = "already has it" if isinstance(sample, Mapping) else f"is of type {type(sample).__name__}"
         raise TypeError(
             f"tag={self.tag!r} needs samples that are dicts without that key, but one of the source {name!r} {what}. Instead, read penstock.sample().source in its "
             f"__getitem__, or in the loader's transform=."

@@ -142,7 +142,7 @@ class Fetch(Shown):
 
     def batch_of(self, fetched: Any, allocate: Allocate = afresh) -> Any:
         """The batch made from what ``__getitems__`` returned."""
-        if self.collate_fn is not None or type(fetched) in (list, tuple):
+        if self.collate_fn is not None or are_samples(fetched):
             return self.collate(fetched, allocate)
         return default_convert(fetched)  # type: ignore[no-untyped-call]
 
@@ -236,9 +236,14 @@ def said_of(dataset: Any, name: str) -> str | None:
     return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
 
 
+def are_samples(fetched: Any) -> bool:
+    """Whether the result of a ``__getitems__`` is separate samples: a named tuple is a batch."""
+    return isinstance(fetched, list) or type(fetched) is tuple
+
+
 def samples_in(dataset: Any, fetched: Any, n: int, remedy: str = "or transform the batch in collate_fn") -> Sequence[Any]:
     """The result of the ``__getitems__`` of ``dataset``, checked to be ``n`` samples."""
-    if type(fetched) not in (list, tuple):
+    if not are_samples(fetched):
         raise TypeError(
             f"individual samples are needed here, but {type(dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. Return a list of "
             f"samples, {remedy}."

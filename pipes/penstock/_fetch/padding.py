@@ -105,10 +105,8 @@ def _collated(what: str, column: list[Any]) -> Any:
     try:
         return default_collate(column)
     except Exception as exc:
-        more = (
-            "what is padded is a tensor, an array or a list of numbers. Make it one in transform=, or drop it there, or write a collate_fn"
-        )
-        annotate(exc, f"in {what}, which is collated as it is: {more}")
+        why = "only tensors, arrays and lists of numbers (and, with a dict of values, only its fields) are padded"
+        annotate(exc, f"in {what}, which is collated as it is: {why}. Convert or drop it in transform=, or write a collate_fn")
         raise
 
 

@@ -256,7 +256,7 @@ class Loader(FromDataset, Generic[T]):
     def state_dict(self) -> dict[str, str]:
         """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one JSON string.
 
-        The state is the same on every rank, under 1 KB, and never modified afterwards. Starts nothing and does not wait.
+        The state is the same on every rank (see `Sharder` for the exception, ``tail="exact"``), under 1 KB, and never modified afterwards. Starts nothing and does not wait.
         """
         state = self._runs.state
         try:
