@@ -102,11 +102,7 @@ class PackView(DatasetView):
                     fields = rows.fields(sequence, index, whole)
                 except Exception as exc:
                     source = None if loading is None else loading.sample().source
-                    of = (
-                        ""
-                        if source is None
-                        else f", of the source {source!r}: a mix numbers its sources' samples in the order of their names"
-                    )
+                    of = "" if source is None else f", of the source {source!r}: a mix has its sources in the order of their names"
                     annotate(exc, f"in a pack, at dataset index {index}{of}")
                     raise
                 if length:

@@ -114,9 +114,8 @@ class Shards(Shown, Dataset[Any]):
     ) -> None:
         if isinstance(shards, str | bytes | os.PathLike):
             raise TypeError(f"shards={shards!r} is a single path, but must be a list of paths: [{shards!r}].")
-        if (
-            isinstance(shards, Iterable) and not isinstance(shards, Sequence) and getattr(shards, "ndim", 1)
-        ):  # an array without dimensions is a number
+        # An array without dimensions is a number.
+        if isinstance(shards, Iterable) and not isinstance(shards, Sequence) and getattr(shards, "ndim", 1):
             shards = listed(shards)
         if callable(steps):
             raise TypeError(f"steps={steps!r:.80} is a single step, but must be a list of steps: steps=[…].")
