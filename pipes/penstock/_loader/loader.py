@@ -164,7 +164,7 @@ class Loader(FromDataset, Generic[T]):
             raise TypeError(
                 "this loader has no length: "
                 + ("it is infinite." if self._infinite else "its source does not know how many items an epoch has.")
-            )
+            ) from self._reader.positions.unsized()
         return batches
 
     def __bool__(self) -> bool:
@@ -257,7 +257,7 @@ class Loader(FromDataset, Generic[T]):
     def state_dict(self) -> dict[str, str]:
         """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one JSON string.
 
-        The state is the same on every rank, under 1 KB, and never modified afterwards. Starts nothing and does not wait.
+        The state is the same on every rank (see `Sharder` for the exception, ``tail="exact"``), under 1 KB, and never modified afterwards. Starts nothing and does not wait.
         """
         state = self._runs.state
         try:
