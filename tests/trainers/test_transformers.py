@@ -229,9 +229,10 @@ def test_ranks_get_the_batches_of_the_trainers_own_sampler_whole(tmp_path: Path,
     """
 
     def loader(rank: int, ranks: int, size: int) -> Loader:
+        monkeypatch.undo()
+        made = loops.mixed_in(tmp_path, change=loops.grouped, n=13, per_device_train_batch_size=size)
         for name, value in {"RANK": rank, "WORLD_SIZE": ranks}.items():
             monkeypatch.setenv(name, str(value))
-        made = loops.mixed_in(tmp_path, change=loops.grouped, n=13, per_device_train_batch_size=size)
         monkeypatch.setattr(type(made.accelerator), "num_processes", ranks)
         return made.get_train_dataloader()
 
