@@ -51,10 +51,11 @@ class Runs:
     @property
     def state(self) -> State:
         """The position after the last batch that ``next`` returned, or that was committed."""
-        if self.unfinished is None:
-            return self._reader.commits.state_of(self._reader.cursor.state)
-        _, _, cursor, commits = self.unfinished  # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
-        state: State = cursor["state"] if commits is None else commits[0]
+        state = self._reader.commits.state_of(self._reader.cursor.state)
+        unfinished = self.unfinished  # read once, and last: another thread may be in the middle of a `next`
+        if unfinished is not None:  # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
+            _, _, cursor, commits = unfinished
+            state = cursor["state"] if commits is None else commits[0]
         return state
 
     def roll_back(self) -> None:
