@@ -512,6 +512,29 @@ def ctrl_c_at_any_line_loses_nothing() -> None:
 
 
 @case
+def the_loop_holds_no_lock_written_in_python() -> None:
+    """Fails if it uses Ray's futures. Seen to hang: Ctrl-C left the lock of one held, and Ray's only thread for answers waited for it forever."""
+    held: list[str] = []
+
+    def enter(self: threading.Condition, *, before: Any = threading.Condition.__enter__) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            held.append("".join(traceback.format_stack(limit=6)))
+        return before(self)
+
+    before, threading.Condition.__enter__ = threading.Condition.__enter__, enter  # type: ignore[method-assign]
+    try:
+        with built(Draws(), 2) as loader:
+            batches = iter(loader)
+            found = [next(batches) for _ in range(3)]
+            loader.refresh()
+            found += [*batches, *loader]
+    finally:
+        threading.Condition.__enter__ = before  # type: ignore[method-assign]
+    assert digest(found) == inline()
+    assert not held, held[0]
+
+
+@case
 def no_more_is_loaded_ahead_than_was_asked_for() -> None:
     place = folder()
 

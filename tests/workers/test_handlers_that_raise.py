@@ -5,18 +5,28 @@ Afterwards the same object must work as if nothing had happened.
 
 from __future__ import annotations
 
+import multiprocessing
+import select
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from leaks import no_leaks
 from strikes import Alarm, Strikes, alarm, answering
 
+from penstock import Loader
 from penstock._nodes.plan_source import PlanRequest, PlanSource
+from penstock._workers.processes.launchers import ByContext
+from penstock._workers.processes.protocol import Setup
 from penstock._workers.thread_pool import ThreadPool
 from penstock.nodes import Cycler, Node, Prefetcher, Sampler
 from penstock.orders import SequentialOrder
+from penstock.testing import Tagged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def every_line(act: Callable[[], Any], then: Callable[[], None]) -> int:
@@ -102,3 +112,81 @@ class SlowPlanner:
     def __call__(self, request):
         time.sleep(0.001)
         return request.epoch
+
+
+class Struck(Tagged):
+    """A signal comes while it is pickled."""
+
+    def __getstate__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        return vars(self)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("kind", [Alarm, KeyboardInterrupt])
+def test_an_exception_while_the_dataset_is_pickled_arrives_as_itself(method, kind):
+    """Fails if whatever is raised meanwhile is taken for the dataset's own error: "cannot be pickled", a TypeError."""
+
+    def handler():
+        raise kind("from the handler")
+
+    with (
+        no_leaks(),
+        answering(handler),
+        Loader.from_dataset(Struck(8), num_workers=1, multiprocessing_context=method) as loader,
+        pytest.raises(kind, match="^from the"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # the collector may close the file of the memory
+def test_an_exception_at_any_line_before_workers_are_launched_leaves_nothing():
+    """Fails if the memory of the pickled dataset has a descriptor that no object owns yet."""
+    setup = Setup(Slow(), 1, 0, None, "penstock-map")
+    with answering(alarm) as send:
+        strikes, struck = Strikes(send), True
+        while struck:
+            with no_leaks():
+                launcher = ByContext(setup, multiprocessing.get_context("spawn"), select.poll())
+                try:
+                    _, struck = strikes(launcher.start)
+                except Alarm:
+                    struck = True
+                assert launcher.join(5)
+                del launcher
+    assert len(strikes.at) > 20
+
+
+IMPORTING = """
+import importlib.abc, signal, sys
+import penstock
+
+class Late(Exception): pass
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "penstock.nodes":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGUSR1)
+
+def handler(*_):
+    raise Late("from the handler")
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, handler)
+    sys.meta_path.insert(0, Finder())
+    try:
+        with penstock.Loader.from_dataset(range(8), num_workers=1, multiprocessing_context="spawn") as loader:
+            next(iter(loader))
+    except Late as late:
+        print(late)
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_while_a_public_module_is_imported_arrives_as_itself(run_script: Any, tmp_path: Path) -> None:
+    """Fails if pickling is the first to look up a public name of penstock: pickle turns whatever is raised in that import into a PicklingError."""
+    program = tmp_path / "importing.py"
+    program.write_text(IMPORTING)
+    assert run_script(program) == "from the handler\n"
