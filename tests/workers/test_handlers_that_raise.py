@@ -9,14 +9,17 @@ import multiprocessing
 import select
 import signal
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from leaks import no_leaks
-from strikes import Alarm, Strikes, alarm, answering
+from strikes import Alarm, Strikes, alarm, answering, only_locks_of_c
 
 from penstock import Loader
 from penstock._nodes.plan_source import PlanRequest, PlanSource
+from penstock._workers.errands import Errands
+from penstock._workers.lifetime import Closing
 from penstock._workers.processes.launchers import ByContext
 from penstock._workers.processes.protocol import Setup
 from penstock._workers.thread_pool import ThreadPool
@@ -112,6 +115,22 @@ class SlowPlanner:
     def __call__(self, request):
         time.sleep(0.001)
         return request.epoch
+
+
+def test_what_ends_errands_and_pauses_is_no_event():
+    """Seen to hang: an interrupt in `threading.Event.set` left it locked, and the next close waited for that forever."""
+    done = SimpleQueue()
+    errands = Errands(lambda number, _: done.put(number), "penstock-test", 2)
+    with only_locks_of_c():
+        for numbers in ([0, 1, 2], [3, 4]):
+            errands.want(dict.fromkeys(numbers, 0.0), -1)
+            assert sorted(done.get(timeout=20) for _ in numbers) == numbers
+            errands.close()
+        closing = Closing()
+        closing.set()
+        assert closing.wait(20)
+        closing.clear()
+        assert not closing.wait(0.001)
 
 
 class Struck(Tagged):
