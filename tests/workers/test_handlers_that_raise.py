@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from leaks import no_leaks
+from resumable import Resumable
 from strikes import Alarm, Strikes, alarm, answering, only_locks_of_c
 
-from penstock import Loader
+from penstock import Loader, Shards
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._workers.errands import Errands
 from penstock._workers.lifetime import Closing
@@ -131,6 +132,52 @@ def test_what_ends_errands_and_pauses_is_no_event():
         assert closing.wait(20)
         closing.clear()
         assert not closing.wait(0.001)
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_exception_while_a_stream_is_read_arrives_as_itself_and_costs_no_record(retries, on_error):
+    """Fails if it passes for the shard's own: retried in silence, or the rest of the shard is skipped, and a bookmark keeps that for all future runs."""
+    struck = []
+
+    def opened(shard):
+        for record in range(6):
+            if (shard, record) == (1, 3) and not struck:
+                struck.append(shard)
+                send()
+            yield 6 * shard + record
+
+    data = Shards(3, opened, epoch_size=18, on_error=on_error, retries=retries, bookmarks=False)
+    with answering(alarm_of_a_network) as send, Loader.from_dataset(data, batch_size=3) as loader:
+        batches, got = iter(loader), []
+        with pytest.raises(TimeoutError, match="^late"):
+            for batch in batches:
+                got += batch.tolist()
+        got += [record for batch in batches for record in batch.tolist()]
+    assert sorted(got) == list(range(18))
+
+
+def alarm_of_a_network():
+    raise TimeoutError("late")
+
+
+def test_an_exception_while_an_iterable_is_asked_for_its_state_arrives_as_itself():
+    """Fails if the iterable is taken for one without a state: from then on it would be read from its beginning."""
+    asked = []
+
+    class Asked(Resumable):
+        def state_dict(self):
+            if not asked:
+                asked.append(self)
+                send()
+            return super().state_dict()
+
+    with answering(alarm) as send, Loader.from_dataset(Asked(8), batch_size=2) as loader:
+        with pytest.raises(Alarm):
+            next(iter(loader))
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+        assert '{"at": 4}' in loader.state_dict()["penstock"]  # its own state, and not only a count
 
 
 class Struck(Tagged):
