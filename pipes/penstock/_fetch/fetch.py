@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -162,6 +163,11 @@ class Fetch(Shown):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_collator": Collator()}  # each worker learns the schema itself
+
+
+# Pickling looks this class up by its public name. Had it to import it then, pickle would turn an interrupt into a PicklingError, and Ray's
+# cloudpickle would send the class itself.
+sys.modules["penstock"].nodes.Fetch = Fetch
 
 
 class DatasetView:
