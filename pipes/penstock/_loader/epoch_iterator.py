@@ -131,7 +131,7 @@ class EpochIterator(Generic[T]):
                         reader.lost_if_moved()
                         put_back_interrupted()
                     hide_internal_frames(exc)
-                own = is_own_error(exc)  # no call after this one, so no interrupt
+                own = isinstance(exc, StopIteration) or is_own_error(exc)  # no call after this one, so no interrupt
                 if inside:
                     runs.unfinished = None
                 raise
