@@ -106,6 +106,16 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "only rank 1 of 4" in out
 
 
+@pytest.mark.parametrize("split", ["items", "within", "own"])
+def test_a_batch_sampler_is_counted_in_batches(split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if its batches are called items, or those of one rank are said to be those of all."""
+    words = {"batch_size": 1, "batch_sampler": [[0, 1], [2], [3]], "split": split, "rank": 0, "world_size": 1}
+    out = said(state_after(2, **words), tmp_path, capsys)
+    whose = "the saving rank's share" if split == "own" else "all ranks together"
+    assert f"in epoch 0, after 2 batches of {whose}" in out
+    assert "items" not in out
+
+
 def test_states_inside_a_checkpoint_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail: a search that does not look into lists."""
     file = tmp_path / "checkpoint.pt"

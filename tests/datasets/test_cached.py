@@ -218,7 +218,7 @@ def endless() -> Any:
         ({(1, 2): 3}, r" has the key \(1, 2\), of type tuple"),
         ((torch.ones(2, requires_grad=True),), r"\[0\] requires grad"),
         (lambda: torch.eye(2).to_sparse(), "has the layout torch.sparse_coo"),
-        (torch.ones(2, device="meta"), "is on meta"),
+        (torch.ones(2, device="meta"), r"is on meta \(return its \.cpu\(\)\)"),
         (torch.ones(2).as_subclass(Tagged), "is of type tests.datasets.test_cached.Tagged"),
         (torch.nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
         (attributed, "has custom attributes"),
@@ -274,7 +274,39 @@ def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
     assert cached.filled == 4
 
 
+@pytest.mark.parametrize(
+    ("sample", "mended"),
+    [
+        (torch.ones(2, requires_grad=True), torch.Tensor.detach),
+        (torch.ones(2).to_sparse(), torch.Tensor.to_dense),
+    ],
+    ids=["grad", "sparse"],
+)
+def test_a_tensor_of_an_uncommon_kind_is_refused_with_what_to_call_on_it(sample: Any, mended: Callable[[Any], Any]) -> None:
+    """Fails if the only remedy is another place for the cache. And the remedy works."""
+    with pytest.raises(TypeError, match=rf"return its \.{mended.__name__}\(\)\)\. Cache the data before"):
+        Cached(One(sample))[0]
+    assert Cached(One(mended(sample)))[0].tolist() == [1, 1]
+
+
 # Filling: each sample once, by any process.
+
+
+class Together(Counted):
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        note(self.log, 100 + len(indices))
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_fill_loads_many_at_once_and_is_silent_where_nothing_is_missing(num_workers: int, tmp_path: Path, caplog: Any) -> None:
+    """Fails if `fill` does not call ``__getitems__``, or if a full cache warns of an epoch without a batch."""
+    cached = Cached(Together(tmp_path / "calls"))
+    for _ in range(2):
+        cached.fill(num_workers=num_workers)
+        assert cached.filled == N
+    assert sorted(cached.dataset.calls()) == [*range(N), 100 + N]
+    assert "no batch" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from resumable import Resumable
 from torch.utils.data import ConcatDataset, DistributedSampler, TensorDataset
 
 import penstock
-from penstock import Loader, Mix
+from penstock import Loader, Mix, Packs
 
 WEIGHTS = {"a": 0.7, "b": 0.2, "c": 0.1}
 
@@ -278,3 +279,20 @@ class TestState:
 def test_what_makes_no_sense_is_refused_when_it_is_built(make, error, why):
     with pytest.raises(error, match=why):
         make()
+
+
+def test_lengths_in_another_order_than_that_of_the_sources_are_named_with_their_source():
+    """Fails if the error says neither which source the sequence is from, nor in which order a mix has its sources."""
+    mix = Mix({"web": [[1, 2]] * 3, "code": [[1, 2, 3]] * 3}, {"web": 1, "code": 1})
+    by_source = {"web": [2] * 3, "code": [3] * 3}
+    with (
+        Loader.from_dataset(mix, groups=Packs([*by_source["web"], *by_source["code"]], 6)) as loader,
+        pytest.raises(ValueError, match="is 3, but") as caught,
+    ):
+        next(iter(loader))
+    assert "source 'web'" in caught.value.__notes__[0]
+    assert "in the order of their names" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match=r"lengths is a dict.*np\.concatenate\(\[lengths\[name\] for name in sorted\(lengths\)\]\)"):
+        Packs(by_source, 6)
+    with Loader.from_dataset(mix, groups=Packs(np.concatenate([by_source[name] for name in sorted(by_source)]), 6)) as loader:
+        assert len(list(loader)) == 3

@@ -212,3 +212,20 @@ def test_a_negative_zero_is_no_positive_one():
     """Seen to fail: a cache took them for equal, and padded with the one that came first."""
     for value in (0.0, -0.0):
         assert torch.signbit(pad(value)([torch.ones(1), torch.ones(2)])[0, 1]).item() is (str(value) == "-0.0")
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "value"),
+    [
+        (lambda i: {"images": [torch.zeros(3, 4 + i, 5)]}, "the field 'images'", 0),
+        (lambda i: {"images": torch.zeros(3, 4 + i, 5), "x": [1]}, "the field 'images'", {"x": 0}),
+        (lambda i: ([1], [torch.zeros(3, 4 + i, 5)]), "element 1", 0),
+        (lambda i: [torch.zeros(3, 4 + i, 5)], "the sample", 0),
+    ],
+    ids=["list", "no value", "tuple", "bare"],
+)
+def test_what_is_not_padded_and_cannot_be_collated_is_named(make, what, value):
+    """Fails if all that is said is torch's own error, of a stack."""
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        pad(value)([make(i) for i in range(2)])
+    assert caught.value.__notes__[0].startswith(f"in {what}, which is collated as it is")

@@ -249,7 +249,7 @@ def test_an_epoch_without_another_batch_is_over():
 
 def test_reading_backwards_is_slow_and_right():
     data = Shards(12, numbered(LENGTHS), epoch_size=1, lanes=4, bookmarks=False)
-    data.order(shuffle=False, seed=0)
+    data.order(shuffle=False, seed=0).take()
     expected = list(islice(model(LENGTHS, 4, False, 0), 300))
     assert [data[item] for item in reversed(range(300))] == expected[::-1]
     assert [data[item] for item in range(0, 300, 7)] == expected[::7]
@@ -329,7 +329,7 @@ def test_a_long_search_is_said_even_where_no_shard_is_opened(monkeypatch, caplog
 def test_epochs_left_early_do_not_make_the_lanes_keep_more():
     """Each throws away what was read ahead, which a lane takes for reads that came late. Seen to fail: after ten of them it kept 4096 items, of any size."""
     data = Shards(4, lambda shard: iter(range(9000)), epoch_size=24000, lanes=4, bookmarks=False)
-    data.order(shuffle=False, seed=0)
+    data.order(shuffle=False, seed=0).take()
     ahead, taken = 144, 24
     for epoch in range(12):
         begin = epoch * taken

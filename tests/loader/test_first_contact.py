@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections import UserDict, deque
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 import penstock
-from penstock import GraphError, Loader
+import penstock.formats
+from penstock import Cached, GraphError, Loader, Mix, Packs, Shards
 from penstock.nodes import IterableSource
 from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
 
@@ -184,20 +187,130 @@ def test_with_a_sampler_a_dataset_may_grow():
 
 
 class Unsized(Samples):
+    error: type[Exception] = NotImplementedError
+
     def __len__(self):
-        raise NotImplementedError
+        raise self.error("is not known")
+
+
+class Drawn:
+    def __init__(self, items, error):
+        self.items, self.error = items, error
+
+    def __iter__(self):
+        return iter(self.items)
+
+    __len__ = Unsized.__len__
+
+
+NO_LENGTH = pytest.mark.parametrize("error", [NotImplementedError, ValueError, AttributeError])
 
 
 @by_how
-def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(how):
-    """As many base classes of datasets have it. Seen to fail: the state could not be taken."""
-    with Loader.from_dataset(Unsized(int), 2, sampler=[3, 1], **how) as batches:
+@NO_LENGTH
+def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(how, error):
+    """As many base classes of datasets have it. Seen to fail: the state could not be taken; and any error but NotImplementedError stopped the loader.
+
+    Fails, too, if the user's own error is lost where a length is needed.
+    """
+    unsized = Unsized(int)
+    unsized.error = error
+    with Loader.from_dataset(unsized, 2, sampler=[3, 1], **how) as batches:
         assert [batch.tolist() for batch in batches] == [[3, 1]]
         assert "dataset_length" not in batches.state_dict()["penstock"]
-    with Loader.from_dataset(Unsized(int), 2, order=SequentialOrder(2), **how) as batches:
+    with Loader.from_dataset(unsized, 2, order=SequentialOrder(2), **how) as batches:
         assert [batch.tolist() for batch in batches] == [[0, 1]]
-    with pytest.raises(TypeError, match="Unsized has no length, which its order requires"):
-        Loader.from_dataset(Unsized(int))
+    for needs in (
+        lambda: Loader.from_dataset(unsized),
+        lambda: Loader.from_dataset(unsized, groups=Packs([1], 1)),
+        lambda: Mix({"it": unsized}, {"it": 1}),
+        lambda: Cached(unsized),
+    ):
+        with pytest.raises(TypeError, match="Unsized has no length|Unsized.* cannot be read by index|Unsized does not qualify") as caught:
+            needs()
+        assert repr(caught.value.__cause__) == repr(error("is not known"))
+
+
+@NO_LENGTH
+@pytest.mark.parametrize("word", ["sampler", "batch_sampler", "stream"])
+def test_a_sampler_whose_length_raises_has_none(word, error):
+    """As PyTorch Geometric's DynamicBatchSampler raises ValueError. Fails if only some errors mean that, or len(loader) does not show the user's own."""
+    drawn = Drawn([[3], [1, 2]] if word == "batch_sampler" else [3, 1], error)
+    dataset, given = (IterableSource(drawn), {}) if word == "stream" else (range(4), {word: drawn})
+    with Loader.from_dataset(dataset, **given) as batches:
+        assert [batch.tolist() for batch in batches] == ([[3], [1, 2]] if word == "batch_sampler" else [[3], [1]])
+        assert batches.position is None
+        with pytest.raises(TypeError, match="this loader has no length") as caught:
+            len(batches)
+        assert repr(caught.value.__cause__) == repr(error("is not known"))
+
+
+class Undecided:
+    """Is neither true nor false, as an array of two numbers."""
+
+    def __init__(self, function=None, items=()):
+        self.function, self.items = function, items
+
+    def __bool__(self):
+        raise AssertionError("asked for its truth")
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __call__(self, *given):
+        return self.function(*given)
+
+
+@by_how
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_nothing_that_the_user_passes_is_asked_for_its_truth(how, batch_size):
+    """Fails if a falsy ``collate_fn`` is replaced by the default, or another argument is tested for more than None."""
+    collate, truth = Undecided(lambda samples: samples), Undecided(lambda sample: -sample)
+    given = {"sampler": Undecided(items=[1, 0]), "transform": truth, "on_error": truth, "worker_init_fn": Undecided(lambda worker: None)}
+    with Loader.from_dataset(Undecided(items=[5, 6]), batch_size, collate_fn=collate, **given, **how) as batches:
+        assert batches.collate_fn is collate
+        assert list(batches) == ([[-6, -5]] if batch_size else [-6, -5])
+    stream = IterableSource(Undecided(items=[5, 6]))
+    with Loader.from_dataset(stream, batch_size, collate_fn=collate, transform=truth) as batches:
+        assert list(batches) == ([[-5, -6]] if batch_size else [-5, -6])
+
+
+class Broken:
+    def __iter__(self):
+        raise TypeError("a bug of mine")
+
+
+@pytest.mark.parametrize("given", [{"steps": [lambda records: Broken()], "epoch_size": 2, "bookmarks": False}, {"counts": [2]}])
+def test_an_error_in_the_users_own_iter_is_the_cause_of_ours(given):
+    """Fails if "this is not iterable" is all that is left of it."""
+    with (
+        Loader.from_dataset(Shards(1, lambda shard: Broken(), **given)) as batches,
+        pytest.raises(TypeError, match="must return") as caught,
+    ):
+        next(iter(batches))
+    assert repr(caught.value.__cause__) == "TypeError('a bug of mine')"
+
+
+class LendsNothing:
+    @property
+    def generator(self):
+        return None
+
+    @generator.setter
+    def generator(self, value):
+        raise TypeError("cannot be set")
+
+    def __iter__(self):
+        return iter([1, 0])
+
+
+def test_a_sampler_whose_generator_cannot_be_set_is_lent_none():
+    """Fails if only an AttributeError means that."""
+    with Loader.from_dataset(range(2), sampler=LendsNothing()) as batches:
+        assert [batch.tolist() for batch in batches] == [[1], [0]]
 
 
 # Nothing to load.
@@ -324,3 +437,71 @@ def test_close_takes_any_time(timeout):
     loader.close(timeout)
     with pytest.raises(ValueError, match="timeout=nan must be a number of seconds"):
         loader.close(float("nan"))
+
+
+# Not of the usual type, but as good.
+
+
+class Lists(list):
+    pass
+
+
+class Proxied(UserDict):
+    pass
+
+
+class Fetched(Samples):
+    def __getitems__(self, indices):
+        return Lists(self.make(index) for index in indices)
+
+
+def read(dataset, *args, **words):
+    with Loader.from_dataset(dataset, *args, **words) as batches:
+        return [batch.tolist() for batch in batches]
+
+
+NUMBERS = pytest.mark.parametrize("number", [np.int64, np.array, torch.tensor], ids=["numpy", "array", "tensor"])
+
+
+@NUMBERS
+def test_a_whole_number_of_any_type_is_one(number):
+    """Fails if only an ``int`` is: a sampler's ``set_epoch`` went unheard."""
+    sampler, other = (DistributedSampler(range(8), 1, 0) for _ in range(2))
+    other.set_epoch(3)
+    with Loader.from_dataset(range(8), 8, sampler=sampler) as batches:
+        sampler.set_epoch(number(3))
+        assert [batch.tolist() for batch in batches] == [list(other)]
+        assert batches.epoch == 4
+    assert len(read(range(4), on_error="skip", max_errors=number(2))) == 4
+    stream = Shards(2, lambda shard: iter(range(3)), epoch_size=4, bookmarks=False)
+    assert len(read(Mix({"a": [1, 2], "b": stream}, {"a": number(1), "b": 1}, epoch_size=number(6)))) == 6
+
+
+def test_a_list_of_any_type_is_one():
+    """Fails if a subclass of ``list`` from ``__getitems__`` counts as a whole batch, which DataLoader collates."""
+    assert read(Fetched(int), 2) == [[0, 1], [2, 3]]
+    assert read(Fetched(int), 2, transform=abs) == [[0, 1], [2, 3]]
+    assert read(Cached(Fetched(int)), 2) == [[0, 1], [2, 3]]
+
+
+def test_a_mapping_of_any_type_is_a_dict():
+    """Fails if the type has to be ``dict`` where any mapping will do."""
+    samples = [Proxied(x=1), Proxied(x=2)]
+    with Loader.from_dataset(Mix({"a": samples}, MappingProxyType({"a": 1}), tag="from")) as batches:
+        assert [(batch["x"].item(), batch["from"]) for batch in batches] == [(1, ["a"]), (2, ["a"])]
+        state = batches.state_dict()
+    with Loader.from_dataset(Mix({"a": samples}, {"a": 1}, tag="from")) as batches:
+        batches.load_state_dict(MappingProxyType(state))
+        assert batches.epoch == 1
+
+
+def test_shards_are_any_iterable_but_a_set():
+    """Fails if an array or a generator of paths is taken for a number; or if a set is taken, whose order differs between processes."""
+    names = ["b", "a"]
+    for given in (np.array(names), (name for name in names), dict.fromkeys(names).keys(), deque(names)):
+        assert read(Shards(given, lambda name: [ord(name)], counts=[1, 1])) == [[98], [97]]
+    for refused in (lambda: Shards({*names}, ord, counts=[1, 1]), lambda: penstock.formats.jsonl({*names}, counts=[1, 1])):
+        with pytest.raises(TypeError, match=r"a set, whose order differs between processes.*sorted"):
+            refused()
+    with pytest.raises(TypeError, match="b'b' is not a path"):
+        penstock.formats.jsonl(b"b")

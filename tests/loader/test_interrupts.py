@@ -145,10 +145,11 @@ ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
 def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself() -> None:
-    """At most the batch in whose samples it came is left out.
+    """And no batch is lost.
 
-    Seen to fail: from a worker's answer it came as a `SampleError`; from a source that threads read ahead as a `SourceError`, at the next epoch; from
-    another source the next call raised a `SourceError`; in a batch that was the first to draw, and in the collating, it was swallowed.
+    Seen to fail: a batch counted as delivered by the loader, a line before it was; from a worker's answer it came as a `SampleError`; from a source that
+    threads read ahead as a `SourceError`, at the next epoch; from another source the next call raised a `SourceError`; in a batch that was the first to
+    draw, and in the collating, it was swallowed.
     """
     whole = {}
     for name, (_, build) in ALARMED.items():
@@ -167,8 +168,7 @@ def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself() -> None:
                 return False
             except Alarm:
                 got += [by_value(batch) for batch in batches] + [by_value(batch) for batch in loader]
-        expected = whole[name]
-        assert got in (expected, expected[:before] + expected[before + 1 :]), strikes.last
+        assert got == whole[name], strikes.last
         return True
 
     with answering(alarm) as send:
@@ -242,11 +242,13 @@ inline_and_in_a_thread = pytest.mark.parametrize("how", [{}, {"num_workers": 1, 
 @pytest.mark.slow
 @inline_and_in_a_thread
 def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[str, Any]) -> None:
-    """But at the two last lines, where it has left what can hold it back.
+    """But at the last lines, where it has left what can hold it back; they call nothing, so no interrupt comes there.
 
     Seen to fail: the batch that failed counted as delivered, and nobody had seen its error.
     """
-    strikes = Strikes(passed=("except Exception:", "raise"))
+    strikes = Strikes(
+        passed=("if inside:", "runs.unfinished = None", "except BaseException:", "if inside and noted is not None and not own:", "raise")
+    )
     while True:
         with penstock.Loader.from_dataset(Fails(24), 4, **how) as loader:
             batches = iter(loader)
@@ -359,6 +361,60 @@ def test_user_code_that_closes_the_loader_gets_no_batch(workers: int) -> None:
         resumed.load_state_dict(loader.state_dict())
         assert resumed.position == got
     assert got in ([0, 1, 2] if workers else [2])  # threads load ahead, and may come to the closing sample earlier
+
+
+class Gated(Tagged):
+    """A sample at or after ``shut`` tells when it is asked for, and is loaded once it is let in."""
+
+    def __init__(self, n: int, shut: int) -> None:
+        super().__init__(n)
+        self.shut, self.asked, self.gate = shut, threading.Event(), threading.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.shut:
+            self.asked.set()
+            assert self.gate.wait(20)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_state_that_another_thread_asks_for_in_a_next_is_of_before_or_after_it(begun: bool, ends: bool) -> None:
+    """That thread stops at one line of `state_dict` after another, until ``next`` has begun, or ended. Fails if it looks twice at what the two share."""
+    with Loader.from_dataset(Tagged(4)) as whole:
+        states = [whole.state_dict(), *(whole.state_dict() for _ in whole)]
+    struck, strikes = True, Strikes(lambda: meanwhile())
+    while struck:
+        dataset, start, ended = Gated(4, 1), threading.Event(), threading.Event()
+        found: list[Any] = []
+
+        def meanwhile() -> None:
+            start.set()  # noqa: B023  # called in this turn
+            assert dataset.asked.wait(20)  # noqa: B023
+            if ends:
+                dataset.gate.set()  # noqa: B023
+                assert ended.wait(20)  # noqa: B023
+
+        def ask() -> None:
+            if begun:
+                start.set()  # noqa: B023
+                assert dataset.asked.wait(20)  # noqa: B023
+            found.extend(strikes(loader.state_dict))  # noqa: B023
+            start.set()  # noqa: B023
+            dataset.gate.set()  # noqa: B023
+
+        with Loader.from_dataset(dataset) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            thread = threading.Thread(target=ask)
+            thread.start()
+            assert start.wait(20)
+            assert next(iterator).item() == 1
+            ended.set()
+            thread.join()
+        state, struck = found
+        assert state == states[1] or (ends and state == states[2]), strikes.last
+    assert len(strikes.at) > 20
 
 
 def waits(thread: threading.Thread) -> bool:

@@ -44,7 +44,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_command": "_arguments _errors _statistics _workers _fetch _nodes _observe _loader _streams formats",
     "__main__": "_command",
     "testing": "_errors _random _fetch _nodes _loader",
-    "integrations": "front",
+    "integrations": "front nodes",
 }
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")
 THREADS_AND_LOCKS = {  # the files that may start threads or processes, or hold a lock, besides those of _workers; and why

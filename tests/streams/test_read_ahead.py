@@ -63,7 +63,7 @@ STEPS = {
 
 def stream(source, steps, **words):
     data = Shards(SHARDS, source, epoch_size=1000, lanes=LANES, steps=steps, bookmarks=False, **words)
-    data.order(shuffle=False, seed=3)
+    data.order(shuffle=False, seed=3).take()
     return data
 
 
@@ -134,7 +134,7 @@ def test_bookmarks_pass_over_the_shard_that_was_read_ahead(tmp_path):
 
     def build(source):
         data = Shards(SHARDS, source, epoch_size=1000, lanes=LANES, steps=[Shuffle(WINDOW)], bookmarks=tmp_path)
-        data.order(shuffle=False, seed=3)
+        data.order(shuffle=False, seed=3).take()
         return data
 
     data = build(Source())

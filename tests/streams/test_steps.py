@@ -401,7 +401,7 @@ def test_what_reads_may_draw_from_the_global_generators(draw, caplog, monkeypatc
 def test_no_shard_is_skipped_because_a_step_draws() -> None:
     """Seen to fail: all shards left out, one after another."""
     data = penstock.Shards(4, range, epoch_size=8, steps=[Filter(lambda record: random.random() < 2)], bookmarks=False, on_error="skip")
-    data.order(shuffle=False, seed=0)
+    data.order(shuffle=False, seed=0).take()
     with pytest.raises(GraphError, match="drew from the global random numbers"):
         data[1]
 

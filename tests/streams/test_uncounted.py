@@ -14,7 +14,7 @@ import pytest
 from small_files import RECORDS, arrow, jsonl, parquet, tar
 
 import datasets
-from penstock import Filter, Loader, Shards, StateMismatch, formats
+from penstock import Cached, Filter, Loader, Mix, Packs, Shards, StateMismatch, formats
 from penstock.__main__ import main
 from penstock._command.indexing import index_files
 from penstock._streams import lanes, shard_keys
@@ -50,7 +50,7 @@ FORMATS = {
 def test_one_pass_is_what_the_counted_shards_are(folder, name):
     counted = FORMATS[name](folder, lanes=1)
     uncounted = FORMATS[name](folder, lanes=1, epoch_size=FILES * RECORDS, bookmarks=False)
-    uncounted.order(shuffle=False, seed=0)
+    uncounted.order(shuffle=False, seed=0).take()
     assert [uncounted[k] for k in range(len(uncounted))] == [counted[k] for k in range(len(counted))]
     assert counted.counts.sum() == FILES * RECORDS
     assert uncounted.counts is None
@@ -94,7 +94,7 @@ def test_a_missing_shard_and_a_damaged_record(tmp_path, caplog):
     def build():
         files = [tmp_path / f"{k}.jsonl" for k in range(4)]
         data = formats.jsonl(files, epoch_size=15, lanes=1, on_error="skip", bookmarks=tmp_path / "bookmarks")
-        data.order(shuffle=False, seed=0)
+        data.order(shuffle=False, seed=0).take()
         return data
 
     data = build()
@@ -152,7 +152,7 @@ def test_a_shard_that_is_closed_in_a_pause_is_not_cut_short(caplog):
         yield from range(3, 6)
 
     data = Shards(1, open, epoch_size=6, on_error="skip", bookmarks=False)
-    data.order(shuffle=False, seed=0)
+    data.order(shuffle=False, seed=0).take()
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(lambda: [data[k] for k in range(6)])
         paused.wait()
@@ -297,7 +297,7 @@ def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):
         data = Shards(
             [*"abcd"], lambda name: numbers("abcd".index(name)), epoch_size=8, lanes=1, on_error="skip", retries=0, bookmarks=tmp_path
         )
-        data.order(shuffle=False, seed=0)
+        data.order(shuffle=False, seed=0).take()
         return data
 
     other, ours = stream(), stream()
@@ -363,3 +363,39 @@ def test_the_successor_of_a_worker_reads_no_other_version(tmp_path, context):
         ),
     ):
         list(loader)
+
+
+REFUSED = {
+    "sampler": {"sampler": [0, 1]},
+    "batch_sampler": {"batch_sampler": [[0, 1]]},
+    "groups": {"groups": Packs([1] * 6, 2)},
+    "tail": {"tail": "some"},
+    "mesh": {"mesh": "dp", "rank": 0, "world_size": 1},
+    "rank": {"rank": 2, "world_size": 2},
+    "batch_size": {"batch_size": -1},
+    "num_workers": {"num_workers": -1},
+    "in_order": {"in_order": False},
+    "restart": {"restart_on_stop_iteration": False},
+    "device": {"device": "nowhere"},
+}
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["shards", "mix"])
+@pytest.mark.parametrize("words", [*REFUSED.values(), None], ids=[*REFUSED, "cached"])
+def test_a_refused_call_leaves_a_stream_as_it_was(words, mixed):
+    """Fails if anything but a loader that was built fixes the order, for the corrected call is then refused as that of a second loader."""
+
+    def stream():
+        data = Shards(4, lambda shard: iter(range(10 * shard, 10 * shard + 3)), epoch_size=6, lanes=2, bookmarks=False)
+        return Mix({"it": data}, {"it": 1}, epoch_size=6) if mixed else data
+
+    def read(data):
+        with Loader.from_dataset(data, shuffle=True, seed=5, batch_size=6) as loader:
+            return next(iter(loader)).tolist()
+
+    data = stream()
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        Loader.from_dataset(Cached(data)) if words is None else Loader.from_dataset(data, **words)
+    assert read(data) == read(stream())
+    with pytest.raises(ValueError, match="already used by a loader with shuffle=True"):
+        Loader.from_dataset(data)

@@ -8,6 +8,8 @@ import linecache
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +49,27 @@ def answering(handler: Callable[[], Any]) -> Iterator[Callable[[], None]]:
         yield lambda: signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def only_locks_of_c() -> Iterator[None]:
+    """Fails if this thread enters a `threading.Condition`, as of an Event or of a Future, in the body.
+
+    An exception of a handler may come when its lock is held and its ``with`` has not begun, and leave it held for good.
+    """
+    me, found, before = threading.get_ident(), [], threading.Condition.__enter__
+
+    def enter(self: threading.Condition) -> bool:
+        if threading.get_ident() == me:
+            found.append("".join(traceback.format_stack(limit=8)))
+        return before(self)
+
+    threading.Condition.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Condition.__enter__ = before  # type: ignore[method-assign]
+    assert not found, found[0]
 
 
 class Strikes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 import penstock
 from penstock.testing import Tagged
@@ -142,6 +142,8 @@ def hugging_face_trainer(folder: Path, *, save_at: int = 0, resume: int = 0, ran
     from penstock.integrations.transformers import HFTrainerCallback
 
     made = options.pop("loader", None) or new_loader(collate_fn=named)
+    callback = options.pop("callback", None) or HFTrainerCallback()
+    resume_from = options.pop("resume_from", folder / f"checkpoint-{resume}" if resume else None)
 
     class Own(Trainer):
         def get_train_dataloader(self):
@@ -155,8 +157,8 @@ def hugging_face_trainer(folder: Path, *, save_at: int = 0, resume: int = 0, ran
         "ignore_data_skip": True,
     } | options
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, seed=3, **arguments)
-    trainer = Own(Regression(), arguments, callbacks=[HFTrainerCallback()], train_dataset=list(range(N)), data_collator=named)
-    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)
+    trainer = Own(Regression(), arguments, callbacks=[callback], train_dataset=list(range(N)), data_collator=named)
+    trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
     made.close()
     return trainer
 
@@ -178,19 +180,53 @@ def columns(n: int) -> list[dict[str, Any]]:
     return [{"x": torch.tensor([float(i)]), "labels": torch.tensor([i / n]), "comment": "not for the model"} for i in range(n)]
 
 
-def mixed_in(folder: Path, mixin: bool = True, n: int = N, evaluated: Any = None, **options: Any) -> Any:
-    """A trainer with the mixin, which should need nothing else, or without it, for comparison."""
+def mixed_in(
+    folder: Path, mixin: bool = True, n: int = N, evaluated: Any = None, change: Any = lambda trainer: trainer, **options: Any
+) -> Any:
+    """A trainer, which ``change`` may change, with the mixin, which should need nothing else, or without it, for comparison."""
     from transformers import Trainer, TrainingArguments
 
     from penstock.integrations.transformers import HFTrainerMixin
 
-    class Own(*([HFTrainerMixin] if mixin else []), Trainer):
+    class Own(*([HFTrainerMixin] if mixin else []), change(Trainer)):
         pass
 
     options = {"num_train_epochs": EPOCHS, "save_steps": 18, "per_device_train_batch_size": B, "logging_steps": 1, "seed": 3} | options
     arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **options)
     torch.manual_seed(1)
     return Own(Labelled(), arguments, train_dataset=columns(n), eval_dataset=evaluated or columns(13), data_collator=labelled)
+
+
+class Repeated(Sampler):
+    """Each index four times in a row, in a new order every epoch, as trainers do that compare several answers to one question."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.generator = torch.Generator().manual_seed(7)
+
+    def __len__(self) -> int:
+        return 4 * self.n
+
+    def __iter__(self):
+        return (i for i in torch.randperm(self.n, generator=self.generator).tolist() for _ in range(4))
+
+
+def grouped(trainer: type) -> type:
+    """``trainer`` with the sampler and the batches of one that generates for two steps at once."""
+
+    class Grouped(trainer):
+        def _get_train_sampler(self, dataset=None):
+            return Repeated(len(self.train_dataset))
+
+        def _get_eval_sampler(self, eval_dataset):
+            return Repeated(len(eval_dataset))
+
+        def get_train_dataloader(self):
+            return self._get_dataloader(
+                self.train_dataset, "Training", 2 * self._train_batch_size, self._get_train_sampler, is_training=True
+            )
+
+    return Grouped
 
 
 class Stream(IterableDataset):

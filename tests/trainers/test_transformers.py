@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -32,17 +33,45 @@ pytestmark = [
 def test_the_state_is_in_the_checkpoint_and_whole(tmp_path: Path) -> None:
     loops.hugging_face(tmp_path, save_at=12)
     for step in (12, 24, 36):
-        folder = tmp_path / f"checkpoint-{step}"
-        assert list(json.loads((folder / "loader.json").read_text())) == ["penstock"]
-        assert not (folder / "loader.new").exists()
+        state = json.loads((tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text())
+        assert list(state["stateful_callbacks"]["HFTrainerCallback"]["attributes"]["loader"]) == ["penstock"]
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_the_callback_reads_the_folder_that_the_trainer_resumes_from(tmp_path: Path, restore: bool) -> None:
+    """Fails if the callback looks for the state in output_dir, where another run may have left a checkpoint of the same step."""
+    whole, _ = loops.hugging_face(tmp_path / "one", save_at=12)
+    loops.hugging_face(tmp_path / "other", save_at=12, loader=loops.new_loader(collate_fn=loops.named, tail="drop"))
+    shutil.copytree(tmp_path / "one" / "checkpoint-12", tmp_path / "elsewhere" / "checkpoint-12")
+    _empty(tmp_path / "one" / "checkpoint-12" / "trainer_state.json")
+    again = {"folder": tmp_path / "one", "restore_callback_states_from_checkpoint": restore}
+    assert loops.hugging_face(again.pop("folder"), resume_from=tmp_path / "elsewhere" / "checkpoint-12", **again)[0] == whole[12:]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_if_its_folder_is_named(tmp_path: Path) -> None:
+    """Its state is in loader.json, and only its folder says whose it is."""
+    whole, _ = loops.hugging_face(tmp_path, save_at=12)
+    _empty(tmp_path / "checkpoint-12" / "trainer_state.json", tmp_path / "checkpoint-12" / "loader.json")
+    with pytest.raises(StateError, match=r"pass HFTrainerCallback\(checkpoint=its folder\)"):
+        loops.hugging_face(tmp_path, resume=12)
+    assert loops.hugging_face(tmp_path, resume=12, callback=HFTrainerCallback(tmp_path / "checkpoint-12"))[0] == whole[12:]
+
+
+def _empty(file: Path, into: Path | None = None) -> None:
+    """Take the loader's state out of a trainer's state, as if it had been saved without."""
+    state = json.loads(file.read_text())
+    taken = state["stateful_callbacks"].pop("HFTrainerCallback")
+    file.write_text(json.dumps(state))
+    if into is not None:
+        into.write_text(json.dumps(taken["attributes"]["loader"]))
 
 
 def test_what_cannot_resume_is_refused_before_the_first_step(tmp_path: Path) -> None:
     loops.hugging_face(tmp_path, save_at=12)
     with pytest.raises(ValueError, match="ignore_data_skip=True"):
         loops.hugging_face(tmp_path, resume=12, ignore_data_skip=False)
-    (tmp_path / "checkpoint-12" / "loader.json").unlink()
-    with pytest.raises(StateError, match=r"checkpoint-12/loader\.json does not exist"):
+    _empty(tmp_path / "checkpoint-12" / "trainer_state.json")
+    with pytest.raises(StateError, match=r"checkpoint of step 12 has no state of a loader in its trainer_state\.json"):
         loops.hugging_face(tmp_path, resume=12)
     with pytest.raises(TypeError, match="trains from a DataLoader"):
         HFTrainerCallback().on_train_begin(None, None, None, train_dataloader=DataLoader([1]))
@@ -175,11 +204,104 @@ def test_evaluation_in_mid_training_leaves_the_training_as_it_was(tmp_path: Path
     assert [batch for batch in watched.model.seen if batch in whole.model.seen] == whole.model.seen
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trainers_own_sampler_and_batch_size_count(tmp_path: Path, workers: int) -> None:
+    """Fails if the mixin does not ask the trainer's sampler: rewards were then compared between different questions, without a word."""
+    options = {"change": loops.grouped, "n": 12, "save_steps": 4, "dataloader_num_workers": workers}
+    whole = loops.mixed_in(tmp_path, **options)
+    whole.train()
+    assert [len(batch) for batch in whole.model.seen] == [8] * 18
+    asked = [batch[::4] for batch in whole.model.seen]
+    assert whole.model.seen == [[i for i in batch for _ in range(4)] for batch in asked]
+    epochs = [[i for batch in asked[k : k + 6] for i in batch] for k in (0, 6, 12)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    for at in (4, 8):  # within the first epoch, and within the second
+        resumed = loops.mixed_in(tmp_path, **options)
+        resumed.train(resume_from_checkpoint=tmp_path / f"checkpoint-{at}")
+        assert resumed.model.seen == whole.model.seen[at:]
+
+
+def test_ranks_get_the_batches_of_the_trainers_own_sampler_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if indices are dealt one by one: joined in rank order, as such a trainer gathers them, the groups of four were torn.
+
+    A state loads on another number of ranks that makes the same global batch.
+    """
+
+    def loader(rank: int, ranks: int, size: int) -> Loader:
+        monkeypatch.undo()
+        made = loops.mixed_in(tmp_path, change=loops.grouped, n=13, per_device_train_batch_size=size)
+        for name, value in {"RANK": rank, "WORLD_SIZE": ranks}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(type(made.accelerator), "num_processes", ranks)
+        return made.get_train_dataloader()
+
+    def read(one: Loader) -> list[list[int]]:
+        return [batch["x"].flatten().long().tolist() for batch in one]
+
+    alone = loader(0, 1, 4)
+    batches = iter(alone)
+    head = [next(batches)["x"].flatten().long().tolist() for _ in range(2)]
+    state = alone.state_dict()
+    tail = [batch["x"].flatten().long().tolist() for batch in batches]
+    assert [len(batch) for batch in tail] == [8, 8, 8, 8, 4]
+    parts = []
+    for rank in range(2):
+        part = loader(rank, 2, 2)
+        part.load_state_dict(state)
+        parts.append(read(part))
+    assert [a + b for a, b in zip(*parts, strict=True)] == [*tail[:-1], tail[-1] + head[0][:4]]
+
+
+def test_a_trainers_own_sampler_decides_the_evaluation(tmp_path: Path) -> None:
+    """Fails if evaluation reads the samples in dataset order, once each."""
+    trainer = loops.mixed_in(tmp_path, change=loops.grouped, evaluated=loops.columns(5), per_device_eval_batch_size=4)
+    first, again = (trainer.evaluation_loop(trainer.get_eval_dataloader(), "x").predictions.flatten().tolist() for _ in range(2))
+    assert first == again == [i for i in first[::4] for _ in range(4)]
+    assert sorted(first[::4]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_an_evaluation_persist_on_request(persistent: bool, tmp_path: Path) -> None:
+    """Fails if dataloader_persistent_workers is ignored, or if a kept loader is read for another dataset."""
+    options = {"dataloader_num_workers": 2, "dataloader_persistent_workers": persistent}
+    trainer = loops.mixed_in(tmp_path, evaluated=loops.columns(12), **options)
+
+    def evaluated(data: object = None) -> tuple[list[float], object]:
+        loader = trainer.get_eval_dataloader(data)
+        return trainer.evaluation_loop(loader, "x").predictions.flatten().tolist(), loader
+
+    (first, by), (second, again), (other, _) = evaluated(), evaluated(), evaluated(loops.columns(7))
+    assert (first, second, other) == ([float(i) for i in range(12)], first, first[:7])
+    assert (by is again) is persistent
+
+
+def test_samples_are_grouped_by_length_as_by_the_trainers_own_sampler(tmp_path: Path) -> None:
+    """Fails if a sampling strategy of the trainer is refused although its sampler can be asked."""
+    data = [{"x": torch.tensor([float(i)]), "labels": torch.tensor([0.0]), "input_ids": [0] * (i % 5)} for i in range(80)]
+
+    def trained(checkpoint: Path | None = None) -> list[list[int]]:
+        trainer = loops.mixed_in(tmp_path, train_sampling_strategy="group_by_length", save_steps=3)
+        trainer.train_dataset = data
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.model.seen
+
+    whole = trained()
+    assert sorted(i for batch in whole[:20] for i in batch) == list(range(80))
+    assert sum(max(i % 5 for i in batch) - min(i % 5 for i in batch) for batch in whole[:20]) < 40  # shuffled batches: about 60
+    assert trained(tmp_path / "checkpoint-3") == whole[3:]
+
+
 def test_what_the_mixin_cannot_do_is_refused(tmp_path: Path) -> None:
-    for strategy in ("group_by_length", "batch_rebalance"):
-        trainer = loops.mixed_in(tmp_path, train_sampling_strategy=strategy)
+    refused = {
+        "train_sampling_strategy='batch_rebalance'.*override get_train_dataloader": {"train_sampling_strategy": "batch_rebalance"},
+        "split_batches=True.*divide the batch size": {"accelerator_config": {"split_batches": True}},
+        "even_batches=False.*leave out HFTrainerMixin": {"accelerator_config": {"even_batches": False}},
+    }
+    for message, options in refused.items():
+        trainer = loops.mixed_in(tmp_path, **options)
         for make in (trainer.train, trainer.evaluate):
-            with pytest.raises(ValueError, match=f"train_sampling_strategy='{strategy}' needs the lengths.*override get_train_dataloader"):
+            with pytest.raises(ValueError, match=message):
                 make()
     trainer = loops.mixed_in(tmp_path)
     trainer.get_tp_size = lambda: 2
@@ -187,7 +309,7 @@ def test_what_the_mixin_cannot_do_is_refused(tmp_path: Path) -> None:
         trainer.get_train_dataloader()
     trainer.train_dataset = trainer.eval_dataset = None
     for make in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
-        with pytest.raises(ValueError, match="Pass one to the Trainer"):
+        with pytest.raises(ValueError, match="requires an? (train|eval)_dataset"):
             make()
 
 

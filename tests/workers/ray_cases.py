@@ -30,7 +30,7 @@ import ray
 import ray.train.torch
 import torch
 from ray.cluster_utils import Cluster
-from strikes import Strikes
+from strikes import Strikes, only_locks_of_c
 from test_reliability import FAULTS, tried
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -509,6 +509,17 @@ def ctrl_c_at_any_line_loses_nothing() -> None:
     del struck
     gc.collect()  # tracebacks of the strikes hold handles of actors that were being started
     until(lambda: not alive())
+
+
+@case
+def the_loop_holds_no_lock_written_in_python() -> None:
+    """Fails if it uses Ray's futures. Seen to hang: Ctrl-C left the lock of one held, and Ray's only thread for answers waited for it forever."""
+    with only_locks_of_c(), built(Draws(), 2) as loader:
+        batches = iter(loader)
+        found = [next(batches) for _ in range(3)]
+        loader.refresh()
+        found += [*batches, *loader]
+    assert digest(found) == inline()
 
 
 @case

@@ -90,8 +90,9 @@ def words(state: dict[str, Any]) -> list[tuple[str, str]]:
     order = settings.get("order")
     if order is not None:
         seed = "" if "seed" not in settings else f", seed {settings['seed']}"
+        items = f"; {_count(settings['length'], 'items')} an epoch" if "length" in settings else ""
         window = f", window {settings['window']}" if settings.get("window") else ""
-        lines.append(("order", f"{_ORDERS.get(str(order), str(order))}{seed}{window}; {_count(settings.get('length'), 'items')} an epoch"))
+        lines.append(("order", f"{_ORDERS.get(str(order), str(order))}{seed}{window}{items}"))
     needs = []
     if "dataset_length" in settings and order in _OF_EPOCH_SIZE:
         needs.append(f"epoch_size={json.dumps(settings['dataset_length'])}")
@@ -132,7 +133,9 @@ def _where(settings: dict[str, Any], state: Any) -> str:
     position = source.get("position") if isinstance(source, dict) else None
     if not isinstance(position, int):
         return f"in epoch {epoch}"
-    unit = {"packs": "packs", "buckets": "batches"}.get(str(settings.get("groups")), "samples" if "batches_of" in settings else "items")
+    of_sampler = "batches" if "checksum" in source else "items"  # of a batch sampler; or a sampler's, with batch_size=None
+    unit = {"packs": "packs", "buckets": "batches"}.get(str(settings.get("groups")), "samples" if "batches_of" in settings else of_sampler)
+    whose = "of the saving rank's share" if settings.get("split") == "own" else "of all ranks together"
     length = settings.get("length") if "groups" not in settings else None
     if source.get("ended") is True:
         return f"at the end of epoch {epoch}: all {_count(position, unit)} were delivered"
@@ -141,13 +144,13 @@ def _where(settings: dict[str, Any], state: Any) -> str:
     if position == 0:
         return f"at the start of epoch {epoch}: nothing was delivered yet{begun}"
     if not isinstance(length, int) or not 0 < position <= length:
-        return f"in epoch {epoch}, after {_count(position, unit)} of all ranks together{begun}"
+        return f"in epoch {epoch}, after {_count(position, unit)} {whose}{begun}"
     kept = source.get("left")  # at the end of an epoch of a stream
     kept = kept if isinstance(kept, int) and 0 < kept <= position == length else 0
     left = f"{length - position:,} are left" if length > position else "none is left, but the loop has not seen the end"
     left = f"the last {kept:,} begin the next epoch, but the loop has not seen the end" if kept else left
     done = position - kept
-    return f"in epoch {epoch}, after {done:,} of {_count(length, unit)} ({done / length:.1%}) of all ranks together; {left}{begun}"
+    return f"in epoch {epoch}, after {done:,} of {_count(length, unit)} ({done / length:.1%}) {whose}; {left}{begun}"
 
 
 def _of_nodes(state: Any) -> Iterator[tuple[str, str]]:

@@ -94,9 +94,9 @@ def _structure(value: Any, arrays: list[Any], where: str) -> Any:
 
 def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
     more = {
-        "requires grad": tensor.requires_grad,
-        f"is on {tensor.device}": tensor.device.type != "cpu",
-        f"has the layout {tensor.layout}": tensor.layout is not torch.strided,
+        "requires grad (return its .detach())": tensor.requires_grad,
+        f"is on {tensor.device} (return its .cpu())": tensor.device.type != "cpu",
+        f"has the layout {tensor.layout} (return its .to_dense())": tensor.layout is not torch.strided,
         "is quantized": tensor.is_quantized,
         "has custom attributes": tensor.__dict__,
     }

@@ -10,6 +10,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
+from torch.utils.data import Subset
 
 from penstock._arguments import Shown
 from penstock._datasets.cache_files import ABSENT, AT_MOST, Claim, Files, for_child, identity_of, in_folder, in_memory
@@ -138,8 +139,9 @@ class Cached(Shown):
         """
         missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
         what = f"caching {self._identity['dataset']}"
-        for _ in one_pass(_Filling(self, missing), _AT_ONCE, what, num_workers=num_workers, method=method):
-            pass
+        if len(missing):  # an empty epoch would be warned of
+            for _ in one_pass(Subset(self, missing), _AT_ONCE, what, num_workers=num_workers, method=method, transform=_dropped):  # type: ignore[arg-type]
+                pass
 
     def close(self) -> None:
         """Release files and memory in this process. Idempotent; garbage collection does the same."""
@@ -236,17 +238,6 @@ _AT_ONCE: Final = 16
 """How many samples a worker caches between two progress reports."""
 
 
-@final
-class _Filling:
-    """A dataset whose item k caches the k-th missing sample; it returns no data."""
-
-    def __init__(self, cached: Cached, places: np.ndarray) -> None:
-        self._cached = cached
-        self._places = places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, k: int) -> int:
-        self._cached[int(self._places[k])]
-        return 0
+def _dropped(sample: Any) -> int:
+    """What `Cached.fill` sends from a worker in place of a cached sample."""
+    return 0

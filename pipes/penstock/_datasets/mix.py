@@ -14,7 +14,6 @@ from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
 from penstock._random.lane_mix_order import InterleavedMixOrder
-from penstock._random.lane_order import InterleavedOrder
 from penstock._random.mix_order import MixOrder, source_seed
 from penstock._random.orders import order_of
 from penstock._streams.shards import Shards
@@ -81,11 +80,11 @@ class Mix(Shown, ConcatDataset[Any]):
                 f"stop={stop!r} and epoch_size={epoch_size} exclude each other, because both define where an epoch ends. Drop one of them."
             )
         self.tag = tag
-        self._weights = copy.deepcopy(weights)
+        self._weights = {**weights} if isinstance(weights, Mapping) else copy.deepcopy(weights)
         self._epoch_size = epoch_size if stop is None else stop
         self._run = run
         self._streams = {name: dataset for name, dataset in datasets.items() if _is_stream(dataset)}
-        order = self._order(shuffle=False, seed=0, read=False)
+        order = self.order(shuffle=False, seed=0)
         if isinstance(order, InterleavedMixOrder):
             self.forward_lanes = order.lanes  # tells the loader to give each lane to one worker
 
@@ -117,7 +116,17 @@ class Mix(Shown, ConcatDataset[Any]):
 
     def order(self, *, shuffle: bool, seed: int) -> MixOrder | InterleavedMixOrder:
         """The order of the mix; see `OrderedDataset`. ``shuffle`` applies to the sources: without it, each is read from its first item to its last."""
-        return self._order(shuffle=shuffle, seed=seed, read=True)
+        pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
+        orders = {name: order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name)) for name, dataset in pairs}
+        if not self._streams:
+            return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, {name: len(dataset) for name, dataset in pairs})
+        if self._epoch_size is None or isinstance(self._epoch_size, str) or self._run != 1:
+            what = f"run={self._run}" if self._run != 1 else "stop" if isinstance(self._epoch_size, str) else "epoch_size=None"
+            raise ValueError(
+                f"{what}: the source {min(self._streams)!r} is a stream of unknown length. Set the number of items in an epoch with epoch_size=, and drop "
+                f"stop and run."
+            )
+        return InterleavedMixOrder(orders, self._weights, self._epoch_size, seed)
 
     def report(self, items: int | None = None) -> dict[str, Share]:
         """What the first ``items`` items of training (default: one epoch) take from each source, by name.
@@ -126,29 +135,10 @@ class Mix(Shown, ConcatDataset[Any]):
             For each source a named tuple: ``items``, the expected number, from which the actual one differs by a few, and ``passes``, how often
             the source is repeated, which is ``items`` divided by its length (NaN in a mix with streams).
         """
-        order = self._order(shuffle=False, seed=0, read=False)
+        order = self.order(shuffle=False, seed=0)
         expected = order.expected(0, len(order) if items is None else whole_number("items", items, 0))
         lengths: Any = [float("nan")] * len(expected) if isinstance(order, InterleavedMixOrder) else order.lengths
         return {name: Share(float(n), float(n / length)) for (name, n), length in zip(expected.items(), lengths, strict=True)}
-
-    def _order(self, *, shuffle: bool, seed: int, read: bool) -> MixOrder | InterleavedMixOrder:
-        """See `order`. ``read=False`` does not call ``order`` of the streams, because that call fixes their order."""
-        pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
-        orders = {
-            name: InterleavedOrder(dataset.forward_lanes, 1)
-            if name in self._streams and not read
-            else order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name))
-            for name, dataset in pairs
-        }
-        if not self._streams:
-            return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, {name: len(dataset) for name, dataset in pairs})
-        if not isinstance(self._epoch_size, int) or self._run != 1:
-            what = f"run={self._run}" if self._run != 1 else "stop" if isinstance(self._epoch_size, str) else "epoch_size=None"
-            raise ValueError(
-                f"{what}: the source {min(self._streams)!r} is a stream of unknown length. Set the number of items in an epoch with epoch_size=, and drop "
-                f"stop and run."
-            )
-        return InterleavedMixOrder(orders, self._weights, self._epoch_size, seed)
 
     def _place(self, index: int) -> tuple[int, int]:
         """The number of a sample's source, and its index in that source."""
@@ -165,9 +155,9 @@ class Mix(Shown, ConcatDataset[Any]):
         return number, at * self.forward_lanes + lane if self.names[number] in self._streams else at
 
     def _tagged(self, sample: Any, name: str) -> Any:
-        if isinstance(sample, dict) and self.tag not in sample:
+        if isinstance(sample, Mapping) and self.tag not in sample:
             return {**sample, self.tag: name}
-        what = "already has it" if isinstance(sample, dict) else f"is of type {type(sample).__name__}"
+        what = "already has it" if isinstance(sample, Mapping) else f"is of type {type(sample).__name__}"
         raise TypeError(
             f"tag={self.tag!r} needs samples that are dicts without that key, but one of the source {name!r} {what}. Instead, read penstock.sample().source in its "
             f"__getitem__, or in the loader's transform=."
@@ -182,7 +172,7 @@ def _check_sources(datasets: Any) -> None:
         if facts.length is None:
             raise TypeError(
                 f"the source {name!r} is a {facts.name}, which cannot be read by index. A mix needs __getitem__ and __len__ to resume anywhere."
-            )
+            ) from facts.unsized
 
 
 def _is_stream(dataset: Any) -> bool:

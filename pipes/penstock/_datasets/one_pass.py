@@ -19,7 +19,7 @@ def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
     if facts.length is None:
         raise TypeError(
             f"{reader} needs a dataset that can be read by index and has a length, and {facts.name} does not qualify. Pass a map-style dataset."
-        )
+        ) from facts.unsized
     if aware := epoch_aware(dataset):
         raise ValueError(
             f"{type(aware[0]).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them only once. {remedy}"

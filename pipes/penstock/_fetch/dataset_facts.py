@@ -22,12 +22,14 @@ class DatasetFacts:
             another iterable; or ``"never"``.
         length: Number of samples, if it is read by index and has a length. The length that a stream claims is ignored.
         in_memory: Its samples are rows of arrays, so that there is nothing to load.
+        unsized: The error of its ``__len__``, if that raised one.
     """
 
     name: str
     read: Literal["by index", "forward", "once", "as it comes", "never"]
     length: int | None
     in_memory: bool
+    unsized: Exception | None = None
 
     @classmethod
     def of(cls, dataset: Any) -> DatasetFacts:
@@ -39,11 +41,8 @@ class DatasetFacts:
             return cls(
                 name, "once" if isinstance(dataset, Iterator) else "as it comes" if hasattr(dataset, "__iter__") else "never", None, False
             )
-        try:
-            length = len(dataset)
-        except (TypeError, NotImplementedError):
-            length = None
-        return cls(name, "by index", length, isinstance(dataset, ArrayDataset))
+        length, unsized = measured(dataset)
+        return cls(name, "by index", length, isinstance(dataset, ArrayDataset), unsized)
 
     def samples(self) -> int:
         """`length`.
@@ -55,5 +54,18 @@ class DatasetFacts:
             raise TypeError(
                 f"{self.name} has no length, which its order requires. Give it a __len__, or pass a sampler; "
                 f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
-            )
+            ) from self.unsized
         return self.length
+
+
+def measured(sized: Any) -> tuple[int, None] | tuple[None, Exception]:
+    """``len(sized)``; or, if it has none, the error of its ``__len__``: any error means that."""
+    try:
+        return len(sized), None
+    except Exception as exc:
+        return None, exc
+
+
+def length(sized: Any) -> int | None:
+    """``len(sized)``; None if it has none."""
+    return measured(sized)[0]

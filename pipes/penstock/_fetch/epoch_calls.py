@@ -99,8 +99,8 @@ class Hearing:
         finally:
             _inside.reset(token)
         if heard is not None:
-            number = next(iter((*args, *kwargs.values())), None)
-            if not outer and isinstance(number, int):
+            number = _whole(next(iter((*args, *kwargs.values())), None))
+            if not outer and number is not None:
                 heard.note(number)
             heard.kept = _kept(one)
         return result
@@ -115,4 +115,12 @@ def _kept(one: Any) -> int | None:
     if of_itself:
         with suppress(Exception):
             value = one.epoch
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return _whole(value)
+
+
+def _whole(value: Any) -> int | None:
+    """The number of an epoch, of any type; None for anything else."""
+    with suppress(Exception):
+        if not isinstance(value, bool) and (number := int(value)) == value and number >= 0:
+            return number
+    return None

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
+from penstock._arguments import whole_number
 from penstock._errors import SampleError
 
 if TYPE_CHECKING:
@@ -70,11 +71,8 @@ def check_policy(on_error: Any, max_errors: Any) -> None:
         return
     if on_error == "raise":
         raise ValueError(f"max_errors={max_errors!r} needs on_error='skip' or a function, because by default every error is raised.")
-    count = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
-    if not count and not (isinstance(max_errors, float) and 0 < max_errors < 1):
-        raise ValueError(
-            f"max_errors={max_errors!r} must be a whole number of samples, 0 or more, or a fraction of the last {WINDOW} samples, between 0.0 and 1.0."
-        )
+    if not (isinstance(max_errors, float) and 0 < max_errors < 1):
+        whole_number("max_errors", max_errors, 0, remedy=f"Or pass a fraction of the last {WINDOW} samples, between 0.0 and 1.0.")
 
 
 @final

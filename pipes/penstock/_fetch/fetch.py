@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -13,6 +14,7 @@ from torch.utils.data import ConcatDataset, Subset, default_convert
 from penstock._arguments import Shown, checksum
 from penstock._fetch.array_dataset import gathered, is_arrays
 from penstock._fetch.collate import BatchBuilder, Collator
+from penstock._fetch.dataset_facts import length
 from penstock._fetch.padding import Padded
 from penstock._memory.allocation import afresh
 from penstock._workers.meter import now
@@ -141,19 +143,19 @@ class Fetch(Shown):
 
     def batch_of(self, fetched: Any, allocate: Allocate = afresh) -> Any:
         """The batch made from what ``__getitems__`` returned."""
-        if self.collate_fn is not None or type(fetched) in (list, tuple):
+        if self.collate_fn is not None or are_samples(fetched):
             return self.collate(fetched, allocate)
         return default_convert(fetched)  # type: ignore[no-untyped-call]
 
     def convert(self, one: Any) -> Any:
         """A single sample, for loading without batches."""
-        return (self.collate_fn or default_convert)(one)
+        return default_convert(one) if self.collate_fn is None else self.collate_fn(one)  # type: ignore[no-untyped-call]
 
     def settings(self) -> dict[str, Any]:
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""
         said: dict[str, Any] = {}
-        with contextlib.suppress(TypeError, NotImplementedError):
-            said["dataset_length"] = len(self.dataset)
+        if (items := length(self.dataset)) is not None:
+            said["dataset_length"] = items
         for name in (SHARD_NAMES, SUBSET_INDICES):
             if (value := said_of(self.dataset, name)) is not None:
                 said[name] = value
@@ -161,6 +163,11 @@ class Fetch(Shown):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_collator": Collator()}  # each worker learns the schema itself
+
+
+# Pickling looks this class up by its public name. Had it to import it then, pickle would turn an interrupt into a PicklingError, and Ray's
+# cloudpickle would send the class itself.
+sys.modules["penstock"].nodes.Fetch = Fetch
 
 
 class DatasetView:
@@ -226,7 +233,7 @@ def said_of(dataset: Any, name: str) -> str | None:
     inside = vars(dataset)
     found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]
     if name == SUBSET_INDICES and isinstance(dataset, Subset):
-        with contextlib.suppress(AttributeError, TypeError):  # a user's class that needs no indices
+        with contextlib.suppress(Exception):  # a user's class that needs no indices
             indices = dataset.indices
             some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
             found.append(
@@ -235,9 +242,14 @@ def said_of(dataset: Any, name: str) -> str | None:
     return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
 
 
+def are_samples(fetched: Any) -> bool:
+    """Whether the result of a ``__getitems__`` is separate samples: a named tuple is a batch."""
+    return isinstance(fetched, list) or type(fetched) is tuple
+
+
 def samples_in(dataset: Any, fetched: Any, n: int, remedy: str = "or transform the batch in collate_fn") -> Sequence[Any]:
     """The result of the ``__getitems__`` of ``dataset``, checked to be ``n`` samples."""
-    if type(fetched) not in (list, tuple):
+    if not are_samples(fetched):
         raise TypeError(
             f"individual samples are needed here, but {type(dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. Return a list of "
             f"samples, {remedy}."

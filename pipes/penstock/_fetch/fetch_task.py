@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import GraphError
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
-from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
+from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, epoch_aware, samples_in
 from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
@@ -305,7 +305,7 @@ _NO_ROW = (IDLE,)
 
 def _samples(samples: Any) -> Any:
     """The ``collate_fn`` of a `Part`: returns the samples unchanged."""
-    if type(samples) not in (list, tuple):
+    if not are_samples(samples):
         raise TypeError(
             f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ returned a whole batch, a "
             f"{type(samples).__name__}. Return a list of samples."

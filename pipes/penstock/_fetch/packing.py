@@ -101,7 +101,9 @@ class PackView(DatasetView):
                         sequence = self.transform(sequence)
                     fields = rows.fields(sequence, index, whole)
                 except Exception as exc:
-                    annotate(exc, f"in a pack, at dataset index {index}")
+                    source = None if loading is None else loading.sample().source
+                    of = "" if source is None else f", of the source {source!r}: a mix has its sources in the order of their names"
+                    annotate(exc, f"in a pack, at dataset index {index}{of}")
                     raise
                 if length:
                     pieces.append({name: value[start : start + length] for name, value in fields.items()})

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock._arguments import whole_number
+from penstock._fetch.error_policy import annotate
 from penstock._memory.allocation import afresh
 from penstock._memory.buffers import IN_NUMPY, IN_TORCH, dtype_name
 
@@ -65,10 +66,11 @@ class Padded:
         batch: dict[Any, Any] = {}
         for name in names:
             column = [sample[name] for sample in samples]
+            what = f"the field {name!r}"
             if isinstance(self.value, dict) and name not in self.value:
-                batch[name] = default_collate(column)
+                batch[name] = _collated(what, column)
                 continue
-            batch[name] = self._padded(f"the field {name!r}", column, self.value[name] if isinstance(self.value, dict) else self.value)
+            batch[name] = self._padded(what, column, self.value[name] if isinstance(self.value, dict) else self.value)
             if self.lengths and (isinstance(self.value, dict) or _is_long(column[0])):
                 if f"{name}_lengths" in names:
                     raise ValueError(
@@ -82,7 +84,7 @@ class Padded:
         if not _is_long(column[0]):
             if isinstance(self.value, dict):
                 raise ValueError(f"to be padded, {what} must be a tensor, an array or a list of numbers, not {column[0]!r:.80}.")
-            return default_collate(list(column))
+            return _collated(what, list(column))
         arrays: Any = column if _are_alike(column) else _converted(what, column)
         lengths = list(map(len, arrays))
         like = next((one for one in arrays if len(one)), arrays[0])
@@ -96,6 +98,16 @@ class Padded:
             if length:
                 batch[row, :length] = one
         return batch
+
+
+def _collated(what: str, column: list[Any]) -> Any:
+    """A field that is not padded."""
+    try:
+        return default_collate(column)
+    except Exception as exc:
+        why = "only tensors, arrays and lists of numbers (and, with a dict of values, only its fields) are padded"
+        annotate(exc, f"in {what}, which is collated as it is: {why}. Convert or drop it in transform=, or write a collate_fn")
+        raise
 
 
 @final

@@ -201,7 +201,7 @@ class FromDataset(DataLoaderWords):
             "dataset": dataset,
             "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
             "num_workers": num_workers,
-            "collate_fn": collate_fn or default,
+            "collate_fn": default if collate_fn is None else collate_fn,
             "pin_memory": pin_memory,
             "drop_last": drop_last,
         }
@@ -312,6 +312,8 @@ class FromDataset(DataLoaderWords):
 
             node = PinMemory(node, prefetch_next_epoch=prefetch_next_epoch)
         loader = cls(node, infinite=infinite, restart_on_stop_iteration=restart_on_stop_iteration)
+        if isinstance(source, Sampler):
+            source.take()
         loader._words = words
         loader._built_for = made_for
         if unseeded:

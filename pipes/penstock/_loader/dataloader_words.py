@@ -23,6 +23,9 @@ That ``DataLoader`` would silently lack the order, seed, transform and position.
 logs ``batch_size``: the functions check no type, and replace an `AttributeError` by a default.
 """
 
+_DISCARDS = "ignite.engine.deterministic"
+"""The module whose ``DeterministicEngine`` reads and discards as many batches as it has trained in the epoch: only the module that calls `iter` tells."""
+
 _BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the graph; loader.root is the graph's last node."
 
 
@@ -102,6 +105,15 @@ class EpochView:
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
         self._cursor.request(check_epoch(epoch), by_sampler=True)
+
+
+def refuse_discarding(loader: Any) -> None:
+    """Refuse an iterator to a caller that skips by reading, if a loaded state has skipped the same batches."""
+    if sys._getframe(2).f_globals.get("__name__") == _DISCARDS and loader._reader.cursor.pending and loader.position and loader.remaining:
+        raise TypeError(
+            f"ignite's DeterministicEngine would read and discard the first batches of the epoch again, but this loader has loaded a state and begins "
+            f"after batch {loader.position}. Train with ignite.engine.Engine, or wrap the loader as in 'ignite' on the page 'Trainers' of the documentation."
+        )
 
 
 def check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, Any]) -> None:

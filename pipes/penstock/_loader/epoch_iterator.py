@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from penstock._errors import hide_internal_frames
+from penstock._errors import hide_internal_frames, is_own_error
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import OneThread
 from penstock._workers.meter import now, traced
@@ -51,10 +51,11 @@ class Runs:
     @property
     def state(self) -> State:
         """The position after the last batch that ``next`` returned, or that was committed."""
-        if self.unfinished is None:
-            return self._reader.commits.state_of(self._reader.cursor.state)
-        _, _, cursor, commits = self.unfinished  # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
-        state: State = cursor["state"] if commits is None else commits[0]
+        state = self._reader.commits.state_of(self._reader.cursor.state)
+        unfinished = self.unfinished  # read once, and last: another thread may be in the middle of a `next`
+        if unfinished is not None:  # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
+            _, _, cursor, commits = unfinished
+            state = cursor["state"] if commits is None else commits[0]
         return state
 
     def roll_back(self) -> None:
@@ -89,12 +90,13 @@ class EpochIterator(Generic[T]):
 
     def __next__(self) -> T:
         # Three nested `try`s, from the inside out. The first reports the end of an epoch to the clock. The second handles an Exception: the
-        # loader stays where the graph is, ready for the next call. The third handles anything else (Ctrl-C, SystemExit): it rolls back, as if
-        # this call had never been made.
+        # loader stays where the graph is, ready for the next call. The third handles Ctrl-C, SystemExit, and whatever a signal handler
+        # raises: it rolls back, as if this call had never been made.
         loader = self._loader
         runs, reader, clock = loader._runs, loader._reader, loader._clock
         inside = False  # a second thread is refused, and must not touch what the first one is doing
         noted: Any = None
+        own = False
         asked = 0
         try:
             try:
@@ -129,14 +131,13 @@ class EpochIterator(Generic[T]):
                         reader.lost_if_moved()
                         put_back_interrupted()
                     hide_internal_frames(exc)
+                own = isinstance(exc, StopIteration) or is_own_error(exc)  # no call after this one, so no interrupt
                 if inside:
                     runs.unfinished = None
                 raise
-        except Exception:
-            raise
         except BaseException:
             # It may come from the handler above, which may already have dropped `unfinished`; hence `noted`.
-            if inside and noted is not None:
+            if inside and noted is not None and not own:
                 runs.unfinished = noted
                 runs.roll_back()
             raise

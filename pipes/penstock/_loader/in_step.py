@@ -11,7 +11,8 @@ from typing import Any
 
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock._nodes.sampler_traits import length, wrapped
+from penstock._fetch.dataset_facts import length
+from penstock._nodes.sampler_traits import wrapped
 from penstock._nodes.sharder import ranks_of
 
 _started: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock._arguments import LONGEST_S, seconds
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment
+from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
@@ -150,7 +150,12 @@ class Loader(FromDataset, Generic[T]):
     # Iterating.
 
     def __iter__(self) -> Iterator[T]:
-        """Return an iterator over one epoch. Starts nothing; the iterator's first ``next`` decides where it begins."""
+        """Return an iterator over one epoch. Starts nothing; the iterator's first ``next`` decides where it begins.
+
+        Raises:
+            TypeError: The loader is to resume within an epoch, and ignite's ``DeterministicEngine`` would discard its first batches.
+        """
+        refuse_discarding(self)
         return EpochIterator(self)
 
     def __len__(self) -> int:
@@ -164,7 +169,7 @@ class Loader(FromDataset, Generic[T]):
             raise TypeError(
                 "this loader has no length: "
                 + ("it is infinite." if self._infinite else "its source does not know how many items an epoch has.")
-            )
+            ) from self._reader.positions.unsized()
         return batches
 
     def __bool__(self) -> bool:
@@ -257,7 +262,7 @@ class Loader(FromDataset, Generic[T]):
     def state_dict(self) -> dict[str, str]:
         """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one JSON string.
 
-        The state is the same on every rank, under 1 KB, and never modified afterwards. Starts nothing and does not wait.
+        The state is the same on every rank (see `Sharder` for the exception, ``tail="exact"``), under 1 KB, and never modified afterwards. Starts nothing and does not wait.
         """
         state = self._runs.state
         try:

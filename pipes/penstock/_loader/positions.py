@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import GraphError
+from penstock._fetch.dataset_facts import measured
 from penstock._fetch.fetch import Fetch
 from penstock._loader.state_dict import epoch_in
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.index_node import IndexNode, items_in, left_at
+from penstock._nodes.index_node import IndexNode, items_in, left_at, source_of
 from penstock._nodes.node import place_of, seeds_of
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class Positions:
     def sized(self) -> bool:
         """Whether the source knows how many items an epoch has."""
         return self.first.sized()
+
+    def unsized(self) -> Exception | None:
+        """The error of the ``__len__`` of what the first node reads, if that raises one."""
+        source = source_of(self.first)
+        return None if source is self.first else measured(source)[1]
 
     def claimed(self, epoch: int) -> int | None:
         """Items in ``epoch`` according to the source; None if it does not say."""

@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
+from penstock._fetch.dataset_facts import length
 from penstock._fetch.held import is_library_file
 from penstock._loader.note_board import AT_MOST_S, Board, Clerk, Question, agree, drop_oldest, end, given_up, said_here, started
 from penstock._loader.state_dict import SEEDS
-from penstock._nodes.index_node import FirstNode
+from penstock._nodes.index_node import FirstNode, source_of
 from penstock._nodes.node import place_of
-from penstock._nodes.sampler_traits import length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ _lengths: dict[str, set[int | None]] = {}  # of the sources of all loaders with 
 
 def dealt_twice(first: FirstNode[Any]) -> str:
     """Why ranks may get different items from ``first``, and what to do."""
-    name = type(_source(first)).__name__
+    name = type(source_of(first)).__name__
     return (
         f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', or build it for a single rank "
         f"(num_replicas=1, world_size=1, …), so that it yields everything. Or it is not seeded alike on every rank: give it the same seed everywhere, or no "
@@ -144,7 +144,7 @@ class RankNotes:
     def _raise(self) -> None:
         if self._clerk is not None and self._clerk.fault is not None:
             fault, self._clerk.fault = self._clerk.fault, None
-            name, (one, other) = type(_source(self._positions.first)).__name__, fault["ranks"]
+            name, (one, other) = type(source_of(self._positions.first)).__name__, fault["ranks"]
             raise StateMismatch(
                 f"{name} yields other items on rank {other} than on rank {one} in epoch {fault['epoch']}, so the ranks do not load parts of one sequence. "
                 + dealt_twice(self._positions.first)
@@ -191,7 +191,7 @@ class RankNotes:
         return _digest(self._place, _without_seeds(self._positions.settings()), self._positions.facts.rank_settings)
 
     def _length(self) -> int | None:
-        return length(_source(self._positions.first))
+        return length(source_of(self._positions.first))
 
     def _ask(self, question: Question, *, wait: bool) -> None:
         if self._pool is None:
@@ -221,7 +221,3 @@ def _without_seeds(settings: Any) -> Any:
     if isinstance(settings, dict):
         return {name: _without_seeds(value) for name, value in settings.items() if name not in ("seed", *SEEDS)}
     return [*map(_without_seeds, settings)] if isinstance(settings, list | tuple) else settings
-
-
-def _source(first: Any) -> Any:
-    return getattr(first, "sampler", getattr(first, "iterable", first))

@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -79,8 +80,8 @@ class CommitLedger:
 
 def parsed(state_dict: Any) -> dict[str, Any]:
     """The JSON of a saved state, checked as far as possible without the graph."""
-    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
-        came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
+    if not isinstance(state_dict, Mapping) or not isinstance(state_dict.get(KEY), str):
+        came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, Mapping) else type(state_dict).__name__
         raise StateError(
             f"a penstock state is a dict with the single key {KEY!r} and a JSON string as its value, but {came} came. Save what loader.state_dict() returns. "
             f"(A state of another loader, such as torchdata's, cannot be loaded: switch at the end of an epoch, with loader.set_epoch.)"

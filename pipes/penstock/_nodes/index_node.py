@@ -343,6 +343,11 @@ def left_at(root: Node[Any], state: State) -> int | None:
     return None if left is None else _counted(left - delivered, above)
 
 
+def source_of(first: Any) -> Any:
+    """The user's sampler or iterable that a first node reads; the node itself if there is none."""
+    return getattr(first, "sampler", getattr(first, "iterable", first))
+
+
 def items_in(root: Node[Any], epoch: int) -> int | None:
     """Items in the whole of ``epoch`` at ``root``, if known or claimed by the source."""
     nodes = list(root.chain())

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 
 from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._fetch.dataset_facts import length
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
 from penstock._nodes.first_items import FirstItems
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
-from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
 from penstock._nodes.stream_rng import START, StreamRng
 from penstock._random.orders import checked_seed

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._fetch.dataset_facts import length
 from penstock._memory.modes import neutral_modes
-from penstock._nodes.sampler_traits import is_told, length, length_in
+from penstock._nodes.sampler_traits import is_told, length_in
 
 if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from penstock._arguments import checksum
-from penstock._errors import GraphError
+from penstock._errors import GraphError, is_own_error
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._nodes.encoding import TAG, decoded, encoded
 from penstock._nodes.index_node import index_of
@@ -112,7 +112,9 @@ class IterableReader:
             return None
         try:
             return self._iterable.state_dict()
-        except Exception:  # each __iter__ creates its state, so it keeps none between passes
+        except Exception as exc:  # each __iter__ creates its state, so it keeps none between passes
+            if not is_own_error(exc):
+                raise
             self.stateful = False
             return None
 

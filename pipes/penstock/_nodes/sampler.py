@@ -141,7 +141,13 @@ class Sampler(FirstNode[Indices]):
         origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
         return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
 
+    def take(self) -> None:
+        """See `PlainOrder.take`."""
+        if isinstance(self.order, PlainOrder):
+            self.order.take()
+
     def seek(self, place: State) -> State:
+        self.take()
         self._plans.resume()
         return place
 

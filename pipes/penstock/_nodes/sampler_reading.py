@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
+from penstock._fetch.dataset_facts import length
 from penstock._nodes.epoch_plan import Plan
-from penstock._nodes.sampler_traits import comparable, length, tell, wrapped
+from penstock._nodes.sampler_traits import comparable, tell, wrapped
 from penstock._random.global_rng import global_rngs_kept, global_states, put_globals, seed_globals
 from penstock._random.sample_rng import torch_generator
 
@@ -141,7 +142,7 @@ def _seeded(one: Any, seed: int, epoch: int, position: int) -> Iterator[None]:
     if generator is None:
         try:
             one.generator = ours
-        except AttributeError:
+        except Exception:  # its class forbids it
             yield
             return
         try:
@@ -177,14 +178,14 @@ def _batch(sampler: Any, item: Any) -> list[Any]:
 def _as_integers(values: list[Any]) -> Values:
     try:
         return np.array(values if set(map(type, values)) <= {int} else list(map(operator.index, values)), dtype=np.int64)
-    except (TypeError, OverflowError):
+    except Exception:  # not whole numbers, or too large
         return [_unwrapped(value) for value in values]
 
 
 def _unwrapped(value: Any) -> Any:
     """The integer in a tensor of one element; anything else as it is."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        with suppress(TypeError):
+        with suppress(Exception):
             return operator.index(value)
     return value
 

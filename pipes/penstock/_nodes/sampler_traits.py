@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from penstock._fetch.dataset_facts import length
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.held import held
 from penstock._random.global_rng import global_rngs_kept, global_states, seed_globals
@@ -104,13 +104,6 @@ def comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
 def is_told(sampler: Any) -> bool:
     """Whether `tell` reaches a ``set_epoch``, so that an epoch depends on its number and not on earlier epochs."""
     return bool(told_by(sampler))
-
-
-def length(sampler: Any) -> int | None:
-    """``len(sampler)``; None if it has none."""
-    with suppress(TypeError, NotImplementedError):
-        return len(sampler)
-    return None
 
 
 def length_in(sampler: Any, epoch: int) -> int | None:

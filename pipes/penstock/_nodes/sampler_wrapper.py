@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import BatchSampler
 
 from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._fetch.dataset_facts import length
 from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
@@ -19,7 +20,7 @@ from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._nodes.sampler_line import SamplerLine
-from penstock._nodes.sampler_traits import is_told, length
+from penstock._nodes.sampler_traits import is_told
 from penstock._random.orders import checked_seed
 from penstock._workers.reader_thread import reads_ahead
 

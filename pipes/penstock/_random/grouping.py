@@ -6,6 +6,7 @@ A block is a stretch of an order. All ranks plan the same blocks, so they agree 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
@@ -15,8 +16,6 @@ from penstock._random.groups import Groups, Pieces, bucketed, packed, pieces_of
 from penstock._random.permutation import GROUPED, philox_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy.typing as npt
 
     from penstock._random.permutation import Int64s
@@ -158,6 +157,10 @@ class Buckets(Shown):
 
 def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
     """``lengths`` as int64, or as float64 unless they must be ``whole``. Not copied if they already have that type."""
+    if isinstance(lengths, Mapping):
+        raise ValueError(
+            "lengths is a dict, but a mix numbers its sources' samples in the order of their names: pass np.concatenate([lengths[name] for name in sorted(lengths)])."
+        )
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
         raise ValueError(

@@ -89,6 +89,12 @@ class InterleavedMixOrder(PlainOrder):
             out[chosen] = self._placed(lane, found >> _BITS, found & ((1 << _BITS) - 1))
         return out
 
+    def take(self) -> None:
+        """See `PlainOrder.take`."""
+        for order in self._orders:
+            if isinstance(order, PlainOrder):
+                order.take()
+
     def details(self) -> dict[str, Any]:
         return {"sources": self.names, "stages": len(self.stages), "epoch_size": self._n, "lanes": self.lanes, "seed": self._seed}
 

@@ -13,6 +13,8 @@ from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, Shuffl
 from penstock._random.shard_order import Opens, usual_lanes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock._random.permutation import Int64s
 
 MOST_LANES: Final = 2**16
@@ -90,14 +92,21 @@ class InterleavedOrder(PlainOrder):
         lanes: See `Shards`.
         epoch_size: Items in an epoch, from 1 to 2**56.
         settings: JSON that identifies the data.
+        take: Called by `take`: the data is then read in this order, and can be read in no other.
     """
 
     __module__ = "penstock._random.lane_order"
 
-    def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None, take: Callable[[], None] | None = None) -> None:
         self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._said = {"order": "lanes", "length": self._n, "lanes": self.lanes, **(settings or {})}
+        self._take = take
+
+    def take(self) -> None:
+        """See `PlainOrder.take`."""
+        if self._take is not None:
+            self._take()
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """The positions since the beginning of training, which are also the item numbers."""

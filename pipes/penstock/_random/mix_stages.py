@@ -10,6 +10,8 @@ from itertools import pairwise
 from numbers import Rational
 from typing import Any, Final
 
+import torch
+
 from penstock._arguments import whole_number
 
 Weights = Mapping[str, Any]
@@ -110,9 +112,9 @@ def _exact(weight: Any, name: str, where: str) -> Fraction:
         exact = (
             Fraction(int(weight.numerator), int(weight.denominator))
             if isinstance(weight, Rational) and not isinstance(weight, bool)
-            else Fraction(Decimal(str(weight)))
+            else Fraction(Decimal(str(weight.item() if isinstance(weight, torch.Tensor) else weight)))
         )
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, ValueError, RuntimeError):
         exact = Fraction(-1)
     if exact < 0:
         raise ValueError(f"the weight of {name!r}{where} is {weight!r}. A weight must be a finite number that is not negative.")

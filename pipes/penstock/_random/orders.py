@@ -48,6 +48,9 @@ class PlainOrder(Shown):
         """Add settings of what the order applies to."""
         self._said |= more
 
+    def take(self) -> None:
+        """Called when a loader that reads in this order was built, or starts; see `InterleavedOrder`."""
+
 
 @final
 class SequentialOrder(PlainOrder):

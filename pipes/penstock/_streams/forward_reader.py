@@ -127,11 +127,11 @@ class ForwardReader:
         self._records = records
         try:
             self._iterator = iter(records)
-        except TypeError:
+        except TypeError as exc:
             raise TypeError(
                 f"open() returned a {type(records).__name__} for {label}. It must return the records: an iterable, or an object with __len__ and "
                 f"__getitem__."
-            ) from None
+            ) from exc
         self.next = start
         self.kept: OrderedDict[int, Any] = OrderedDict()
 

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
 
-from penstock._errors import GraphError
+from penstock._errors import GraphError, is_own_error
 from penstock._fetch.error_policy import annotate
 from penstock._streams.open_shards import most_files
 from penstock._streams.progress import LINE_S, Progress
@@ -241,8 +241,8 @@ class _Lane:
         except Exception as exc:
             annotate(exc, f"in {self._label}")
             # An error in the steps themselves would skip all shards, one after another. And closing ends a pause with an
-            # error, which a bookmark would record as the end of the shard, for all future runs.
-            if isinstance(exc, GraphError) or not self._lanes.skips or self._lanes.closing.is_set():
+            # error, which a bookmark would record as the end of the shard, for all future runs. So would a signal handler's.
+            if isinstance(exc, GraphError) or not (self._lanes.skips and is_own_error(exc)) or self._lanes.closing.is_set():
                 raise
             self._cut = True
             log.warning('on_error="skip" skips the rest of %s: %s: %s', self._label, type(exc).__name__, exc)

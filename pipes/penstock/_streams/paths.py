@@ -168,6 +168,13 @@ def options_of(path: str) -> Mapping[str, Any]:
     return path.storage_options if isinstance(path, Reached) else {}
 
 
+def listed(paths: Iterable[Any]) -> list[Any]:
+    """Several paths, in their order."""
+    if isinstance(paths, set | frozenset):
+        raise TypeError(f"{paths!r:.80} is a set, whose order differs between processes. Pass a list, such as sorted(...) of it.")
+    return list(paths)
+
+
 def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """A list of paths from a path, a pattern, or many of either.
 
@@ -182,10 +189,8 @@ def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> 
         FileNotFoundError: No file matches a pattern.
         TypeError: An argument is not a path.
     """
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
     found = []
-    for path in paths:
+    for path in [paths] if isinstance(paths, str | bytes | os.PathLike) else listed(paths):
         if not isinstance(path, str | os.PathLike):
             raise TypeError(
                 f"{path!r:.80} is not a path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."

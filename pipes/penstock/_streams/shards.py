@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
 from penstock._streams.from_copies import FromCopies
-from penstock._streams.paths import Reach, kept_in, reached
+from penstock._streams.paths import Reach, kept_in, listed, reached
 from penstock._streams.shard_names import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import RecordStream
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._random.order import Order
+    from penstock._random.orders import PlainOrder
     from penstock._statistics import CopyStatistics
     from penstock._streams.steps import Step
 
@@ -58,7 +59,7 @@ class Shards(Shown, Dataset[Any]):
             of records, always in the same order. If it has a parameter ``start``, it must return an iterable that begins with that record. If what it
             returns has a ``close`` method, that is called. Worker processes need an ``open`` that can be pickled, unless they are forked.
         counts: The number of records in each shard. Checked when a shard is opened or has been read to its end.
-        lanes: Counted: see `ShardOrder`; without a shuffle the default is 1. Not counted: at most the number of shards; the default is that of `ShardOrder`, shuffled or
+        lanes: Counted: see `ShardOrder`; without a shuffle the default is 1, and more interleave the records. Not counted: at most the number of shards; the default is that of `ShardOrder`, shuffled or
             not. For a large job choose a multiple of the number of ranks, and at least as many lanes per rank as it has workers, to keep them all busy.
         most_lanes: Upper limit for the default ``lanes``, for shards of which only so many should be open at a time.
         window: See `ShardOrder`. Ignored without a shuffle. Counted only; for uncounted shards use the step `Shuffle`.
@@ -113,6 +114,9 @@ class Shards(Shown, Dataset[Any]):
     ) -> None:
         if isinstance(shards, str | bytes | os.PathLike):
             raise TypeError(f"shards={shards!r} is a single path, but must be a list of paths: [{shards!r}].")
+        # An array without dimensions is a number.
+        if isinstance(shards, Iterable) and not isinstance(shards, Sequence) and getattr(shards, "ndim", 1):
+            shards = listed(shards)
         if callable(steps):
             raise TypeError(f"steps={steps!r:.80} is a single step, but must be a list of steps: steps=[…].")
         for what, function in (("open", open), *(() if transform is None else (("transform", transform),))):
@@ -216,8 +220,8 @@ class Shards(Shown, Dataset[Any]):
         assert isinstance(self._records, IndexedRecords)
         return self._records.gathered(indices)
 
-    def order(self, *, shuffle: bool, seed: int) -> Order:
-        """The order of the records; see `OrderedDataset`. Uncounted shards can have only one order, because it determines what an index refers to."""
+    def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
+        """The order of the records; see `OrderedDataset`. Uncounted shards can be read in only one order, because it determines what an index refers to."""
         if isinstance(self._records, RecordStream):
             return self._records.order(shuffle=shuffle, seed=seed)
         order = self._records.order(shuffle=shuffle, seed=seed)

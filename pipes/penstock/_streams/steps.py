@@ -391,10 +391,10 @@ def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
         raise
     try:
         iterator = iter(outputs)
-    except TypeError:
+    except TypeError as exc:
         raise TypeError(
             f"{_name(step, place)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a generator function, with yield."
-        ) from None
+        ) from exc
     if id(iterator) == id(step):
         raise TypeError(
             f"{_name(step, place)} returned itself as the iterator. All lanes run the same step at the same time, each over its own shard, so they would take each other's "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from penstock._random.order import Order
+    from penstock._random.orders import PlainOrder
     from penstock._streams.schedule import Schedule
     from penstock._streams.steps import Step
     from penstock._workers.lifetime import Closing
@@ -107,24 +107,27 @@ class RecordStream:
             mark_of_stream(exc)
             raise
 
-    def order(self, *, shuffle: bool, seed: int) -> Order:
+    def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
         """See `Shards.order`."""
-        if self._ordered and (shuffle, seed) != (self._deal.shuffle, self._deal.seed):
-            raise ValueError(
-                f"shuffle={shuffle}, seed={seed}: these Shards are already used by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and both determine which "
-                f"record an index refers to. Create separate Shards for another loader; they share their bookmarks."
-            )
+        said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
+        if self._steps:
+            said["held"] = shortened(step_values(self._steps))
+        if self._settings is not None:
+            said["data"] = self._settings
+        return InterleavedOrder(self.lanes, self._length, said, functools.partial(self._take, shuffle, seed))
+
+    def _take(self, shuffle: bool, seed: int) -> None:
         if not self._ordered:
-            self.close()
-            self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
+            self._deal = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed)
             self._schedule = schedule_of(self._shards, self._deal.opens, self._deal.lanes)
             self._ordered = True
             # A named shard is bound to its file by its key; for a numbered shard, `open` must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._open)])
-        said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
-        if self._steps:
-            said["held"] = shortened(step_values(self._steps))
-        return InterleavedOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
+        elif (shuffle, seed) != (self._deal.shuffle, self._deal.seed):
+            raise ValueError(
+                f"shuffle={shuffle}, seed={seed}: these Shards are already used by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and both determine which "
+                f"record an index refers to. Create separate Shards for another loader; they share their bookmarks."
+            )
 
     def close(self) -> None:
         """See `Shards.close`."""

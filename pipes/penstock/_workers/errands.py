@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, final
 
-from penstock._workers.lifetime import join, start
+from penstock._workers.lifetime import Closing, join, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class Errands:
         self._starting = threading.RLock()
         self._wanted: dict[int, float] = {}
         self._threads: list[threading.Thread] = []  # running, or about to be started
-        self._stopped = threading.Event()
+        self._stopped = Closing()
 
     def want(self, errands: Mapping[int, float], done: int) -> None:
         """Add errands.
@@ -54,7 +54,7 @@ class Errands:
             self._wanted.pop(done, None)
             self._wanted |= errands
             if self._stopped.is_set():
-                self._stopped = threading.Event()
+                self._stopped = Closing()
             new = min(len(self._wanted), self._most) - len(self._threads)
             run = functools.partial(self._run, self._stopped)
             self._threads += [threading.Thread(target=run, name=self._name, daemon=True) for _ in range(new)]
@@ -70,12 +70,12 @@ class Errands:
             self._stopped.set()
         join([thread for thread in threads if thread.ident is not None], _JOIN_S)
 
-    def _run(self, stopped: threading.Event) -> None:
+    def _run(self, stopped: Closing) -> None:
         while (errand := self._next(stopped)) is not None:
             with contextlib.suppress(Exception):
                 self._do(errand, stopped.is_set)
 
-    def _next(self, stopped: threading.Event) -> int | None:
+    def _next(self, stopped: Closing) -> int | None:
         with self._lock:
             if stopped.is_set() or not self._wanted:
                 self._threads.remove(threading.current_thread())

@@ -50,21 +50,31 @@ _LOOK_S = 0.1
 
 @final
 class Closing:
-    """Interrupts readers waiting to retry: an event that is also set in the threads of a pool that is told to end."""
+    """Interrupts readers waiting to retry: a flag that is also set in the threads of a pool that is told to end.
+
+    Not a ``threading.Event``, which has a lock that an interrupt may leave held; see `bell`.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self._set = False
+
+    def set(self) -> None:
+        """Their results are no longer wanted."""
+        self._set = True
+
+    def clear(self) -> None:
+        """They are wanted again."""
+        self._set = False
 
     def is_set(self) -> bool:
         """Whether the thread's result is no longer wanted."""
-        return self._event.is_set() or told_to_end.get()()
+        return self._set or told_to_end.get()()
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds. Return `is_set`."""
         deadline = time.monotonic() + timeout
         while not self.is_set() and (left := deadline - time.monotonic()) > 0:
-            self._event.wait(min(left, _LOOK_S))
+            time.sleep(min(left, _LOOK_S))
         return self.is_set()
 
 

@@ -1,8 +1,10 @@
 """The actors of a `RayPool`: starts and ends them, sends requests, and collects answers.
 
-Each request to an actor is recorded with Ray's future of its answer, and removed once the answer was handled. An exception may come at any
-line (Ctrl-C), and lose an answer just taken from `Actors.came`, or a worker that was being started. All of that can be recovered: see
-`Actors.restore`.
+Each request to an actor is recorded, and removed once its answer was handled. An exception may come at any line (Ctrl-C), and lose an answer
+just taken from `Actors.came`, or a worker that was being started. All of that can be recovered: see `Actors.restore`.
+
+The consumer never uses Ray's futures (``ObjectRef.future``), because their lock is a ``threading.Condition``; see `bell`. If an exception left one
+locked, the thread by which Ray delivers answers would wait for it forever. That thread calls `Came.add` instead.
 """
 
 from __future__ import annotations
@@ -49,22 +51,17 @@ def connected() -> Any:
 
 @final
 class Request:
-    """A request to an actor: to say where it is, to get ready, or to run ``tasks``."""
+    """A request to an actor: to say where it is, to get ready, or to run ``tasks``. Once answered, it has the value in ``answer``, or Ray's error."""
 
-    __slots__ = ("actor", "future", "kind", "ref", "tasks")
+    __slots__ = ("actor", "answer", "kind", "ref", "tasks")
 
     def __init__(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
         self.actor, self.kind, self.ref, self.tasks = actor, kind, ref, tasks
-        self.future: Any = ref.future()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it will never be answered."""
-        return self.future.done() and self.future.exception() is not None
+        self.answer: Any = None
 
     def forget(self) -> None:
-        """Drop the answer. The future's callbacks refer to this request, and an object in such a cycle stays in the store until it is collected."""
-        self.future = self.ref = None
+        """Drop the answer, which would stay in the object store as long as anything refers to this request."""
+        self.answer = self.ref = None
 
 
 @final
@@ -117,7 +114,7 @@ class Actor:
     @property
     def gave_all(self) -> bool:
         """Whether it is dead, and all its answers have been handled."""
-        return self.death is not None and all(request.failed for request in self.requests)
+        return self.death is not None and all(isinstance(request.answer, BaseException) for request in self.requests)
 
 
 @final
@@ -128,8 +125,9 @@ class Came:
         self.requests: deque[Request] = deque()
         self.bell = Bell()
 
-    def add(self, request: Request, _: Any = None) -> None:
-        """It was answered."""
+    def add(self, request: Request, _ref: Any, answer: Any) -> None:
+        """It was answered. Until then, Ray's callback holds the reference."""
+        request.answer = answer
         self.requests.append(request)
         self.bell.ring()
 
@@ -231,14 +229,17 @@ class Actors:
     def _ask(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
         request = Request(actor, kind, ref, tasks)
         actor.requests.append(request)
-        request.future.add_done_callback(partial(self.came.add, request))
+        self._await(request)
+
+    def _await(self, request: Request) -> None:
+        request.ref._on_completed(partial(self.came.add, request, request.ref))
 
     def restore(self, workers: int) -> None:
         """After an exception in the middle of anything, deliver all answers once more, and start the missing workers."""
         self.start(workers)
         for actor in self:
             for request in actor.requests:
-                request.future.add_done_callback(partial(self.came.add, request))
+                self._await(request)
 
     def at(self, actor: Actor) -> tuple[int, int] | None:
         """The number of the task, and its row, that an actor last recorded; None if unknown."""
@@ -246,7 +247,7 @@ class Actors:
             return None
         try:
             found: tuple[int, int] = self.ray.get(self._notes.at.remote(actor.life), timeout=NOTED_WITHIN_S)
-        except Exception:  # the notes have died, too
+        except self.ray.exceptions.RayError:  # the notes have died, too
             return None
         return found
 

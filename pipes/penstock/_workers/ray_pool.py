@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
-from penstock._errors import ClosedError, SampleError, WorkerDied
+from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
 from penstock._memory.allocation import afresh
 from penstock._memory.parcel import BYTES, value_of
 from penstock._workers.meter import Histogram, now
@@ -260,28 +260,27 @@ class RayPool:
         came = self._actors.came.requests
         while came:
             request = came.popleft()
-            actor, future = request.actor, request.future
+            actor, answer = request.actor, request.answer
             if request not in actor.requests or self._actors.by_worker.get(actor.worker) is not actor:
                 continue  # it came twice, or from an actor that is gone
-            error = future.exception()
-            lost = isinstance(error, self._actors.ray.exceptions.RayActorError)
+            lost = isinstance(answer, self._actors.ray.exceptions.RayActorError)
             if lost:
-                actor.death = error
-            elif error is not None:
-                self._failed(request, error)
+                actor.death = answer
+            elif isinstance(answer, BaseException):
+                self._failed(request, answer)
             elif request.kind == "where":
-                actor.where, actor.asked = future.result(), time.monotonic()
+                actor.where, actor.asked = answer, time.monotonic()
             elif request.kind == "tasks":
-                self._answered(actor, request.tasks, *future.result())
-            elif (refused := future.result()) is None:
+                self._answered(actor, request.tasks, *answer)
+            elif answer is None:
                 actor.ready = True
             else:
-                self._tasks.fail(partial(self._error, refused, actor.where, "its start"))
+                self._tasks.fail(partial(self._error, answer, actor.where, "its start"))
             if not lost:  # otherwise `_replace` needs it
                 actor.cross_out(request)
             if actor.gave_all:
                 self._replace(actor)
-            del request, future  # or this frame would keep the object in the store
+            del request, answer  # or this frame would keep the object in the store
         for actor in self._actors:
             if actor.worker >= self.size and not actor.requests:
                 self._actors.remove(actor)
@@ -300,6 +299,8 @@ class RayPool:
                 else:
                     self._tasks.finish(task, error=self._error(answer, actor.where, self._named(task.job)))
             except Exception as error:
+                if not is_own_error(error):
+                    raise
                 self._tasks.finish(task, error=error)
 
     def _value(self, answer: Answer) -> Any:
@@ -324,6 +325,8 @@ class RayPool:
     def _failed(self, request: Request, error: BaseException) -> None:
         """``request`` brought no answer, although its actor may be fine."""
         errors = self._actors.ray.exceptions
+        if isinstance(error, errors.RayTaskError):
+            error = error.as_instanceof_cause()
         if isinstance(error, errors.ObjectLostError) and request.tasks:  # with the node that had it
             self._tasks.requeue(request.tasks)
         else:

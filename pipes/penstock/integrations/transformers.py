@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from torch.utils.data import IterableDataset, Sampler
+import torch
+from torch.utils.data import IterableDataset, Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import find_batch_size
 
 from penstock import Loader, StateError
 from penstock.integrations.accelerate import AccelerateLoader
+from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, ParallelMapper, PinMemory, SamplerWrapper, Sharder
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator
 
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -31,27 +35,25 @@ else:
 
 log = logging.getLogger("penstock")
 
-FILE = "loader.json"
-"""The file in a checkpoint's folder that holds the loader's state."""
-
 
 @final
-class HFTrainerCallback(TrainerCallback):
-    """Write ``checkpoint-N/loader.json`` with every checkpoint, and load it when the trainer resumes.
+class HFTrainerCallback(TrainerCallback, ExportableState):
+    """Save the loader's state in the ``trainer_state.json`` of every checkpoint, and load it from there when the trainer resumes, from any folder.
 
     It also corrects ``epoch`` in the logs of a resumed run, because the trainer counts only the batches it has read itself.
 
     Args:
-        checkpoint: The folder to resume from, if it is not ``output_dir/checkpoint-N``.
+        checkpoint: The folder to resume from, if an earlier version of penstock saved the checkpoint, with a ``loader.json``.
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
         ValueError: When training resumes without ``ignore_data_skip=True``.
-        StateError: When training resumes: the checkpoint has no ``loader.json``, or it belongs to another loader.
+        StateError: When training resumes: the checkpoint has no state of a loader, or it belongs to another loader.
     """
 
     def __init__(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
         self.checkpoint = checkpoint
+        self._training: Loader[Any] | None = None  # the loader that is being trained from
         self._resumed: tuple[int, int] | None = None  # the epoch in which the run resumed, and its batches trained before
         self._begun = -1  # epochs that this run has begun, not counting the first
         self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
@@ -59,7 +61,7 @@ class HFTrainerCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """On every process, load the state if the trainer resumes."""
-        loader = _loader(kwargs)
+        self._training = loader = _loader(kwargs)
         self._resumed, self._begun, self._loaded = None, -1, None
         if state.global_step == 0:
             return
@@ -67,14 +69,19 @@ class HFTrainerCallback(TrainerCallback):
             raise ValueError(
                 "penstock resumes on its own, so the trainer would skip the same batches again. Pass ignore_data_skip=True to TrainingArguments."
             )
-        file = Path(self.checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
-        if not file.exists():
+        known_to: Any = state.stateful_callbacks  # by the names of callbacks
+        known = known_to.get(type(self).__name__, {})
+        saved = (known[-1] if isinstance(known, list) else known).get("attributes", {}).get("loader")
+        if saved is None and self.checkpoint is not None:
+            saved = json.loads(Path(self.checkpoint, "loader.json").read_text())
+        if saved is None:
             raise StateError(
-                f"{file} does not exist. Resume from a checkpoint that was saved with this callback or HFTrainerMixin. If you add HFTrainerCallback "
-                f"yourself, you can pass another folder: HFTrainerCallback(checkpoint=...). A checkpoint from before the change to penstock has no such "
-                f"file: resume it with the old Trainer, or start a new run with its weights."
+                f"the checkpoint of step {state.global_step} has no state of a loader in its trainer_state.json. Resume from one that was saved with HFTrainerCallback "
+                f"or HFTrainerMixin. One with a loader.json is from an earlier penstock: pass HFTrainerCallback(checkpoint=its folder). One from before the change to "
+                f"penstock has neither: resume it with the old Trainer, or start a new run with its weights."
             )
-        loader.load_state_dict(json.loads(file.read_text()))
+        loader.load_state_dict(saved)
+        known_to[type(self).__name__] = self.state()  # the trainer only replaces what is there
         batches = _batches_per_epoch(loader, args, state)
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
         if _length(loader) is None:
@@ -106,25 +113,19 @@ class HFTrainerCallback(TrainerCallback):
         self._loaded = None
         state.epoch = epoch + self._begun + (read + (0 if self._begun else before)) / batches
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """On the process that saves, write the state: completely or not at all."""
-        if not args.should_save:
-            return
-        file = Path(_output(args)) / f"checkpoint-{state.global_step}" / FILE
-        new = file.with_suffix(".new")
-        with new.open("w") as out:
-            json.dump(_loader(kwargs).state_dict(), out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(new, file)
+    def state(self) -> dict[str, Any]:
+        """What the trainer saves of this callback: the loader's state."""
+        saved = None if self._training is None else self._training.state_dict()
+        return {"args": {}, "attributes": {"loader": saved, "_told_of_short_windows": self._told_of_short_windows}}
 
 
 class HFTrainerMixin(_Trainer):
     """A `Trainer` whose loaders are penstock's: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` is the whole recipe.
 
-    It builds the loaders from the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and
-    ``dataloader_drop_last``, ``_num_workers``, ``_pin_memory``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
-    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in dataset order, on any number of ranks.
+    It builds every loader that the trainer builds with ``_get_dataloader``, so what a class overrides (`GRPOTrainer` its sampler and its batch size)
+    counts. It uses the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and ``dataloader_drop_last``,
+    ``_num_workers``, ``_pin_memory``, ``_persistent_workers``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
+    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in the order of the trainer's sampler, on any number of ranks.
 
     Raises:
         TypeError: A class lists the mixin after the trainer, whose own loaders would then be used.
@@ -143,6 +144,7 @@ class HFTrainerMixin(_Trainer):
         super().__init__(*args, **kwargs)
         self.args.ignore_data_skip = True
         self._training_loader: Loader[Any] | None = None
+        self._kept: dict[str, _Evaluation] = {}  # the loaders whose workers outlive an evaluation
         if not any(isinstance(one, HFTrainerCallback) for one in self.callback_handler.callbacks):
             self.add_callback(HFTrainerCallback())
 
@@ -151,8 +153,6 @@ class HFTrainerMixin(_Trainer):
         for one in self.callback_handler.callbacks:
             if isinstance(one, HFTrainerCallback):
                 one._told_of_short_windows = hasattr(Trainer, "_run_epoch")
-                if isinstance(resume_from_checkpoint, str | os.PathLike):
-                    one.checkpoint = resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -176,93 +176,103 @@ class HFTrainerMixin(_Trainer):
         try:
             return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
-            if isinstance(dataloader, _Evaluation):
+            if isinstance(dataloader, _Evaluation) and dataloader not in self._kept.values():
                 dataloader.close()
 
-    def get_train_dataloader(self) -> Any:
-        """A `Loader` over ``train_dataset``: shuffled, or in order with ``train_sampling_strategy="sequential"``.
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Any = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> Any:
+        """A `Loader` over ``dataset``; for evaluation one that deals the samples to the ranks the way the trainer gathers them.
 
         Raises:
-            ValueError: There is no ``train_dataset``; or the sampling strategy needs lengths, or a mesh decides which rank gets what.
+            ValueError: The arguments ask for what only a ``DataLoader`` does; or data without a length is evaluated on several ranks.
         """
-        if self.train_dataset is None:
-            raise ValueError("training needs a train_dataset, and this trainer has none. Pass one to the Trainer.")
-        dataset, options = self._loader_options(self.train_dataset, "training")
-        if isinstance(dataset, IterableDataset):
-            options["split"] = "items"
+        args, given, ranks = self.args, dataset, self.accelerator.num_processes
+        self._refuse(description)
+        if not is_training and (kept := self._kept.get(dataloader_key or "")) is not None:
+            if kept.dataset is given:
+                kept.set_epoch(0)
+                return kept
+            kept.close()
+        collate: Callable[[Any], Any] = self.data_collator
+        if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
+            dataset = self._remove_unused_columns(dataset, description=description)
         else:
-            options["shuffle"] = _strategy(self.args) == "random"
-            options["drop_last"] = self.args.dataloader_drop_last
-        self._close_training_loader()
-        self._training_loader = Loader.from_dataset(dataset, batch_size=self._train_batch_size, **options)
-        return self._training_loader
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Batches of ``eval_dataset`` in its order, dealt to the ranks the way the trainer gathers them.
-
-        Raises:
-            ValueError: There is no ``eval_dataset``; or it has no length and there are several ranks.
-        """
-        given: Any = self.eval_dataset
-        eval_dataset = given if eval_dataset is None else given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-        if eval_dataset is None:
-            raise ValueError("evaluation needs an eval_dataset, and this trainer has none. Pass one to the Trainer.")
-        return self._evaluation(eval_dataset, "evaluation")
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Like `get_eval_dataloader`."""
-        return self._evaluation(test_dataset, "test")
+            collate = self._get_collator_with_removed_columns(collate, description=description)
+        options: dict[str, Any] = {
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
+            "in_order": getattr(args, "dataloader_in_order", True),
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "prefetch_next_epoch": is_training,
+        }
+        streamed, drop_last = isinstance(dataset, IterableDataset), args.dataloader_drop_last
+        sampler: Any = None if streamed or sampler_fn is None else sampler_fn(dataset)
+        loader: Loader[Any]
+        if streamed and ranks > 1 and not is_training:
+            raise ValueError(
+                f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. Evaluate on one rank, or use a dataset "
+                f"with a length."
+            )
+        own = getattr(sampler_fn, "__func__", None) is not Trainer._get_train_sampler
+        if sampler is not None and not own and _strategy(args) in ("random", "sequential"):
+            shuffle = _strategy(args) == "random"
+            loader = Loader.from_dataset(dataset, batch_size, shuffle, collate_fn=collate, drop_last=drop_last, **options)
+        else:
+            source: Any
+            fetch: Any
+            if streamed:
+                source, fetch = IterableSource(dataset, split="items", seed=options["seed"]), Fetch(None, collate).collate
+            else:
+                sampler = SequentialSampler(dataset) if sampler is None else sampler
+                even = _Even(sampler, 1 if drop_last or ranks == 1 else batch_size * ranks)
+                source, fetch = SamplerWrapper(even, options["seed"]), Fetch(dataset, collate)
+            # Whole batches in turn, as Accelerate deals them: some trainers, such as GRPO's, gather groups of samples over the ranks.
+            node: Any = Sharder(Batcher(Cycler(source), batch_size, drop_last and not streamed), tail="drop")
+            node = ParallelMapper(node, fetch, **options)
+            loader = Loader(PinMemory(node) if args.dataloader_pin_memory and torch.accelerator.is_available() else node)
+        if is_training:
+            self._close_training_loader()
+            self._training_loader = loader
+            return loader
+        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off the surplus of a short last one.
+        remainder: Any = find_batch_size if streamed else -1 if drop_last else len(sampler) % (batch_size * ranks)
+        evaluation = _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
+        if dataloader_key is not None and args.dataloader_persistent_workers:
+            self._kept[dataloader_key] = evaluation
+        return evaluation
 
     def _close_training_loader(self) -> None:
         """Close it now: its workers would otherwise live until garbage collection."""
         if self._training_loader is not None:
             self._training_loader.close()
 
-    def _evaluation(self, dataset: Any, description: str) -> _Evaluation:
-        given, (dataset, options) = dataset, self._loader_options(dataset, description)
-        size, ranks = self.args.eval_batch_size, self.accelerator.num_processes
-        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off the surplus of a short last one.
-        remainder: int | Callable[[Any], int | None] = find_batch_size
-        if isinstance(dataset, IterableDataset):
-            if ranks > 1:
-                raise ValueError(
-                    f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. Evaluate on one rank, or "
-                    f"use a dataset with a length."
-                )
-            loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=size, prefetch_next_epoch=False, **options)
-        else:
-            batches = _Rounds(len(dataset), size, ranks, self.args.dataloader_drop_last)
-            loader = Loader.from_dataset(dataset, batch_sampler=batches, prefetch_next_epoch=False, **options)
-            remainder = batches.remainder
-        return _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
-
-    def _loader_options(self, dataset: Any, description: str) -> tuple[Any, dict[str, Any]]:
-        """The dataset without the columns that the model does not use, and the loader options from the trainer's arguments."""
-        args = self.args
-        if _strategy(args) not in ("random", "sequential"):
+    def _refuse(self, description: str) -> None:
+        if _strategy(self.args) == "batch_rebalance":
             raise ValueError(
-                f"train_sampling_strategy={_strategy(args)!r} needs the lengths of the samples, which HFTrainerMixin does not read. Use 'random', or "
-                f"override get_train_dataloader to return penstock.Loader.from_dataset(..., batch_sampler=your_sampler) and get_eval_dataloader too."
+                "train_sampling_strategy='batch_rebalance' makes the batches of each rank itself, which HFTrainerMixin cannot resume on other ranks. Use 'random', or "
+                "override get_train_dataloader to return penstock.Loader.from_dataset(..., batch_sampler=your_sampler) and get_eval_dataloader too."
+            )
+        config: Any = self.args.accelerator_config
+        if config.split_batches or config.dispatch_batches or not config.even_batches:
+            raise ValueError(
+                f"accelerator_config has split_batches={config.split_batches}, dispatch_batches={config.dispatch_batches}, even_batches={config.even_batches} for the "
+                f"{description} data, but penstock's loader reads on every rank, batches of the size per device, and as many on each. Leave all three out (for "
+                f"split_batches=True, divide the batch size by the number of ranks), or leave out HFTrainerMixin."
             )
         if any(getattr(self, size, lambda: 1)() > 1 for size in ("get_tp_size", "get_cp_size", "get_sp_size")):
             raise ValueError(
                 "tensor-, context- or sequence-parallel ranks must read the same batches, and HFTrainerMixin does not know the mesh. Override "
                 "get_train_dataloader to return penstock.Loader.from_dataset(..., mesh=your_mesh['dp'])."
             )
-        collate: Callable[[Any], Any] = self.data_collator
-        if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
-            dataset = self._remove_unused_columns(dataset, description=description)
-        else:
-            collate = self._get_collator_with_removed_columns(collate, description=description)
-        return dataset, {
-            "collate_fn": collate,
-            "seed": args.seed if args.data_seed is None else args.data_seed,
-            "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory,
-            "prefetch_factor": args.dataloader_prefetch_factor,
-            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
-            "in_order": getattr(args, "dataloader_in_order", True),
-        }
 
 
 @final
@@ -273,6 +283,7 @@ class _Evaluation:
         self._batches = batches
         self.dataset = dataset
         self.close = batches.loader.close
+        self.set_epoch = batches.set_epoch
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
@@ -282,24 +293,27 @@ class _Evaluation:
 
 
 @final
-class _Rounds(Sampler[list[int]]):
-    """Batches in dataset order, the same number of full ones on every rank, so that the batches of one round, joined in rank order, are a slice of the dataset.
+class _Even(Sampler[Any]):
+    """``sampler``, filled up with its first indices to a multiple of ``size``, so that every rank gets the same number of whole batches.
 
-    The last round is filled up with samples from the start of the dataset; ``gather_for_metrics`` cuts them off, keeping ``remainder`` samples.
+    ``gather_for_metrics`` cuts them off.
     """
 
-    def __init__(self, n: int, batch_size: int, ranks: int, drop_last: bool) -> None:
-        self.n, self.batch_size = n, batch_size
-        in_round = batch_size * ranks
-        self.stop = n - n % in_round if drop_last else n if ranks == 1 else -(-n // in_round) * in_round
-        self.remainder = -1 if drop_last else n % in_round
+    def __init__(self, sampler: Any, size: int) -> None:
+        self.sampler = sampler
+        self.size = size
 
     def __len__(self) -> int:
-        return -(-self.stop // self.batch_size)
+        return -(-len(self.sampler) // self.size) * self.size
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for first in range(0, self.stop, self.batch_size):
-            yield [i % self.n for i in range(first, min(first + self.batch_size, self.stop))]
+    def __iter__(self) -> Iterator[Any]:
+        first, n = [], 0
+        for n, index in enumerate(self.sampler, 1):
+            if n <= self.size:
+                first.append(index)
+            yield index
+        if first:
+            yield from islice(cycle(first), -n % self.size)
 
 
 def _strategy(args: TrainingArguments) -> str:
@@ -326,9 +340,3 @@ def _loader(kwargs: dict[str, Any]) -> Loader[Any]:
             f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader. Return the loader itself from get_train_dataloader()."
         )
     return loader
-
-
-def _output(args: TrainingArguments) -> str:
-    if args.output_dir is None:
-        raise ValueError("TrainingArguments has no output_dir, so there is no place for checkpoints. Set output_dir.")
-    return args.output_dir

@@ -8,16 +8,19 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 import warnings
+from functools import partial
 from io import FileIO
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._errors import WorkerDied
+from penstock._errors import WorkerDied, is_own_error
 from penstock._memory.parcel import Parcel
 from penstock._memory.shared_memory import attach, create
+from penstock._workers.lifetime import undisturbed
 from penstock._workers.processes.deaths import Watched, cause_of
 from penstock._workers.processes.main_module import check_importable
 from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive, send
@@ -184,6 +187,8 @@ class ByContext:
             with self._passing:
                 parcel = Parcel(self._setup, reducers=_reducers())
         except Exception as error:
+            if not is_own_error(error):
+                raise
             raise TypeError(
                 f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
                 f'{self._method!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
@@ -192,6 +197,9 @@ class ByContext:
         check_importable(self._method, parcel.body)
         if self._method == "forkserver":
             _preload(self._setup)
+        undisturbed(partial(self._store, parcel), threading.Lock())  # an interrupt would lose the descriptor of the memory
+
+    def _store(self, parcel: Parcel) -> None:
         self._nbytes = parcel.end()
         self._pickled = FileIO(create(self._nbytes))
         parcel.write(attach(self._pickled.fileno(), self._nbytes))
