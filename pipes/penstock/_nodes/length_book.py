@@ -36,9 +36,11 @@ class LengthBook:
 
     def items(self, epoch: int, plan: Plan | None) -> int | None:
         """Items of ``epoch``, whose plan is ``plan`` if it has been made; None if unknown."""
+        if not self.believed:
+            return None
         if plan is not None:
             return None if plan.is_block else len(plan)
-        return self._length(epoch) if self.believed else None
+        return self._length(epoch)
 
     def compare(self, epoch: int, plan: Plan) -> None:
         """Warn, once, if ``plan`` shows that the sampler's length is wrong; then all lengths are unknown."""

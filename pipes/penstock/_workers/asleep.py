@@ -48,11 +48,18 @@ def _slept(thread: str) -> str:
     if number != _FUTEX:
         return ""
     _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
-    status = Path(thread, "status").read_text()
-    alarmed = int(status.partition("SigCgt:")[2].split()[0], 16) >> signal.SIGALRM - 1 & 1  # user code may have set a timer
-    if alarmed or not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
+    if not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
         return ""
-    return status.partition("voluntary_ctxt_switches:")[2]
+    return Path(thread, "status").read_text().partition("voluntary_ctxt_switches:")[2]
+
+
+def _has_alarms(pid: int) -> bool:
+    """Whether a process handles SIGALRM, so that its code may have set a timer."""
+    try:
+        caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(caught, 16) >> signal.SIGALRM - 1 & 1)
 
 
 @final
@@ -76,4 +83,4 @@ class HangWatch:
             return []
         self.due = now + _BETWEEN_LOOKS_S
         before, self._asleep = self._asleep, {pid: asleep for pid in pids if (asleep := never_woken(pid))}
-        return [pid for pid, asleep in self._asleep.items() if before.get(pid) == asleep]
+        return [pid for pid, asleep in self._asleep.items() if before.get(pid) == asleep and not _has_alarms(pid)]
