@@ -13,6 +13,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from penstock._workers.processes.signals import FAULTS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -20,6 +22,8 @@ _BETWEEN_LOOKS_S = 2.0
 _FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
 _PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
 _WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
+_WAKING = sum(1 << number - 1 for number in signal.valid_signals() - FAULTS - {2, 15, 28})
+"""Signals whose handler, set by user code, may wake the process. The other ones are SIGINT, SIGTERM and SIGWINCH, which Python, we and readline handle."""
 
 
 def threads_of(pid: int) -> list[str]:
@@ -49,8 +53,9 @@ def _slept(thread: str) -> str:
         return ""
     _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
     status = Path(thread, "status").read_text()
-    alarmed = int(status.partition("SigCgt:")[2].split()[0], 16) >> signal.SIGALRM - 1 & 1  # user code may have set a timer
-    if alarmed or not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
+    handled = int(status.partition("SigCgt:")[2].split()[0], 16) & _WAKING
+    stopped = "State:\tS" not in status  # or frozen, or in a debugger: it may have been woken, and not have seen it yet
+    if handled or stopped or not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
         return ""
     return status.partition("voluntary_ctxt_switches:")[2]
 
