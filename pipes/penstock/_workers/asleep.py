@@ -13,6 +13,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from penstock._workers.processes.signals import FAULTS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -20,6 +22,8 @@ _BETWEEN_LOOKS_S = 2.0
 _FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
 _PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
 _WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
+_WAKING = sum(1 << number - 1 for number in signal.valid_signals() - FAULTS - {2, 15, 28})
+"""Signals whose handler, set by user code, may wake the process. The other ones are SIGINT, SIGTERM and SIGWINCH, which Python, we and readline handle."""
 
 
 def threads_of(pid: int) -> list[str]:
@@ -48,18 +52,20 @@ def _slept(thread: str) -> str:
     if number != _FUTEX:
         return ""
     _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
-    if not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
+    status = Path(thread, "status").read_text()
+    runs = "State:\tS" not in status  # or is stopped, frozen or debugged: it may have been woken, and not have seen it yet
+    if runs or not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
         return ""
-    return Path(thread, "status").read_text().partition("voluntary_ctxt_switches:")[2]
+    return status.partition("voluntary_ctxt_switches:")[2]
 
 
-def _has_alarms(pid: int) -> bool:
-    """Whether a process handles SIGALRM, so that its code may have set a timer."""
+def _handles_signals(pid: int) -> bool:
+    """Whether a process has a handler that may wake it."""
     try:
         caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
     except (OSError, IndexError):
         return False
-    return bool(int(caught, 16) >> signal.SIGALRM - 1 & 1)
+    return bool(int(caught, 16) & _WAKING)
 
 
 @final
@@ -83,4 +89,4 @@ class HangWatch:
             return []
         self.due = now + _BETWEEN_LOOKS_S
         before, self._asleep = self._asleep, {pid: asleep for pid in pids if (asleep := never_woken(pid))}
-        return [pid for pid, asleep in self._asleep.items() if before.get(pid) == asleep and not _has_alarms(pid)]
+        return [pid for pid, asleep in self._asleep.items() if before.get(pid) == asleep and not _handles_signals(pid)]

@@ -97,7 +97,7 @@ def tar(
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:
     """Where each sample of a tar begins, and where the last one ends: int64, shape ``(samples + 1,)``."""
-    return np.array([begin for begin, _ in _grouped(_members(file, path, read=False), path, math.inf)], np.int64)
+    return np.array([begin for begin, _ in _grouped_files(_members(file, path, read=False), path, math.inf)], np.int64)
 
 
 class _Member(NamedTuple):
@@ -179,7 +179,7 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         begin, name, size = at, None, None
 
 
-def _grouped(members: Iterator[_Member], path: str, keep: float = KEYS_KEPT) -> Iterator[tuple[int, dict[str, Any]]]:
+def _grouped_files(members: Iterator[_Member], path: str, keep: float = KEYS_KEPT) -> Iterator[tuple[int, dict[str, Any]]]:
     """The samples and where they begin. The last one is empty and marks the end.
 
     The fields of the last `KEYS_KEPT` samples are remembered: if one of them comes again with another field, its files are not adjacent, and each
@@ -221,13 +221,13 @@ def _grouped(members: Iterator[_Member], path: str, keep: float = KEYS_KEPT) -> 
 
 def _forward(path: str, expected: Stamp | None) -> Iterator[dict[str, Any]]:
     with whole(path, expected) as file:
-        for _, sample in _grouped(_members(file, path), path):
+        for _, sample in _grouped_files(_members(file, path), path):
             if sample:
                 yield sample
 
 
 def _parse(data: bytes, path: str, begin: int) -> dict[str, Any]:
-    (_, sample), *rest = _grouped(_members(io.BytesIO(data), path, begin, whole=False), path)
+    (_, sample), *rest = _grouped_files(_members(io.BytesIO(data), path, begin, whole=False), path)
     if not sample or len(rest) != 1:
         raise _damaged(path, begin, f"exactly one sample was expected there. If the file was changed, {REINDEX}")
     return sample

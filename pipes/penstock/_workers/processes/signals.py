@@ -25,7 +25,7 @@ def _these(*names: str) -> set[signal.Signals]:
 _ASKED = _these("INT", "QUIT", "HUP", "USR1", "USR2")
 """Sent by people and job schedulers, as SIGTERM is."""
 _OWN = _these("CHLD", "ALRM", "VTALRM", "PROF")
-_FAULTS = _these("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
+FAULTS = _these("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
 """These and `_OWN` are about the process that gets them: its faults, its children, its timers."""
 
 
@@ -42,7 +42,7 @@ def set_signals() -> None:
             signal.signal(number, _pass_by)
             if hasattr(signal, "siginterrupt"):
                 signal.siginterrupt(number, False)
-        elif number in _OWN | _FAULTS:
+        elif number in _OWN | FAULTS:
             if callable(handler) or handler is signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         elif callable(handler) or (number in _ASKED and number not in native):
@@ -83,7 +83,7 @@ def signals_held() -> Iterator[None]:
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:  # before any is blocked, because this thread handles the signals that other threads receive, and a handler may raise at once
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -28,7 +28,7 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
     """Fork workers to order and report their deaths, until end-of-file and then until the last worker has ended."""
     set_signals()
     come_up()
-    own_offsets()  # before the consumer reads on; each worker does it again, because they are siblings
+    own_offsets(anew=True)  # before the consumer reads on; each worker does it again, because they are siblings
     _report(control, 0, UP, 0)
     gc.freeze()  # so that garbage collection in the workers copies no page of the dataset
     children: dict[int, tuple[int, Watched]] = {}
