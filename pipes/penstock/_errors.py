@@ -48,6 +48,16 @@ def is_own_error(exc: BaseException) -> bool:
     return entry is None
 
 
+class suppress_own:
+    """Suppress what the body raises, but not what a signal handler raises meanwhile: for probes of a user's objects."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> bool:
+        return isinstance(exc, Exception) and is_own_error(exc)
+
+
 def _code(handler: object) -> object:
     handler = getattr(handler, "func", handler)  # of a functools.partial
     if not callable(handler):

@@ -134,11 +134,11 @@ def test_an_interrupt_of_the_first_next_leaves_a_usable_crew() -> None:
 ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many lines
     "inline": (1, BUILDS["inline"]),
     "inline, drawing": (1, lambda: Loader.from_dataset(DrawsLate(), 2, num_workers=0)),
-    "threads": (1, BUILDS["threads"]),
+    "threads": (3, BUILDS["threads"]),
     "processes": (4, lambda: Loader.from_dataset(Tagged(N), B, num_workers=1, method="process", multiprocessing_context="fork")),
-    "a stream": (1, BUILDS["a stream"]),
-    "a stream, threads": (1, BUILDS["a stream, threads"]),
-    "Mapper": (1, BUILDS["Mapper"]),
+    "a stream": (3, BUILDS["a stream"]),
+    "a stream, threads": (3, BUILDS["a stream, threads"]),
+    "Mapper": (3, BUILDS["Mapper"]),
 }
 
 

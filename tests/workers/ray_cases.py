@@ -301,7 +301,7 @@ def an_actor_is_killed() -> None:
     assert read(built(Once(folder(), 30), 2)) == inline()
 
 
-@case
+@long_case
 def all_actors_are_killed() -> None:
     with built(Draws(), 2) as loader:
         batches = iter(loader)
@@ -313,7 +313,7 @@ def all_actors_are_killed() -> None:
     assert digest(found) == inline()
 
 
-@case
+@long_case
 def a_sample_that_kills_twice_is_named() -> None:
     """With the first death it is known which batch it was, and from then on which sample."""
     said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=9), 1)))
@@ -448,7 +448,7 @@ def a_job_that_takes_too_long() -> None:
         assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11]]
 
 
-@case
+@long_case
 def a_jump_forgets_what_was_under_way() -> None:
     """And the worker stays. Seen to fail: by `ray.cancel` of the calls that it had not begun, after which Ray gave it up."""
     with built(Draws(), 1) as loader:
@@ -489,7 +489,7 @@ def objects() -> float:
     return float(ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"])
 
 
-@case
+@long_case
 def ctrl_c_at_any_line_loses_nothing() -> None:
     """Also where it loses what has come from an actor, or a worker that is being started. Seen to fail: without `Actors.restore` (it waits forever)."""
     expected, strikes = addresses(), Strikes(within=str(Path(ray_actors.__file__).with_name("ray_")))

@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._errors import suppress_own
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -113,14 +115,14 @@ def _kept(one: Any) -> int | None:
     )
     value = None
     if of_itself:
-        with suppress(Exception):
+        with suppress_own():
             value = one.epoch
     return _whole(value)
 
 
 def _whole(value: Any) -> int | None:
     """The number of an epoch, of any type; None for anything else."""
-    with suppress(Exception):
+    with suppress_own():
         if not isinstance(value, bool) and (number := int(value)) == value and number >= 0:
             return number
     return None

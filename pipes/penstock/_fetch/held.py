@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from penstock._errors import suppress_own
 from penstock._fetch.epoch_calls import Hearing
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ _CONTAINERS: Final = (list, tuple, deque, dict, set, frozenset, MappingProxyType
 _LIBRARIES: Final = tuple(
     f"{Path(path)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))
 )
+
+
+_EMPTY: Final = object()
 
 
 class Held(NamedTuple):
@@ -77,7 +80,7 @@ def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = (
             return [*found.values(), *arrays.values()], True
         found[id(one.value)] = one
         many = isinstance(one.value, _CONTAINERS) and len(one.value) > _MANY
-        with contextlib.suppress(Exception):  # an object that refuses to be looked at, or that another thread changes
+        with suppress_own():  # an object that refuses to be looked at, or that another thread changes
             (data if many else parts).extend(_inside(one))
     return [*found.values(), *arrays.values()], any(_is_long(one.value) for one in found.values())
 
@@ -247,11 +250,11 @@ def _of_object(path: str, value: Any) -> Iterator[Held]:
     kind = type(value)
     slots = (name for base in kind.__mro__ for name in _names_in(vars(base).get("__slots__", ())))
     for name in (*getattr(value, "__dict__", ()), *slots):
-        try:
+        inside: Any = _EMPTY
+        with suppress_own():  # an empty slot
             inside = getattr(value, name) if name not in getattr(value, "__dict__", ()) else value.__dict__[name]
-        except Exception:  # an empty slot
-            continue
-        yield Held(f"{path}.{name}", inside, functools.partial(_attribute, value, name))
+        if inside is not _EMPTY:
+            yield Held(f"{path}.{name}", inside, functools.partial(_attribute, value, name))
     yield Held(f"{path}.__class__", kind, functools.partial(_same, kind))
 
 

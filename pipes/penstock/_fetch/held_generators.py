@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from penstock._arguments import checksum
+from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.held import held
 from penstock._random.global_rng import also_kept
 from penstock._random.sample_rng import sample_word
@@ -184,7 +185,7 @@ class HeldGenerators:
         """Look at their paths; return those that were replaced."""
         new = []
         for one in self.found:
-            with contextlib.suppress(Exception):
+            with suppress_own():
                 if (value := one.where.again()) is not one.where.value and (ways := ways_of(value)) is not None:
                     new.append(Found(one.where._replace(value=value), ways, one.key))
         if new:
@@ -207,6 +208,8 @@ class HeldGenerators:
             one.ways.seed(0)
             one.ways.put(state)
         except Exception as exc:
+            if not is_own_error(exc):
+                raise
             self._say(
                 f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample ({exc!r:.80}). Draw from penstock.sample().rng."
             )

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._arguments import brief
+from penstock._errors import is_own_error
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.function_task import FunctionTask
@@ -75,7 +76,9 @@ class InlineWork:
         if self._of_items:
             try:
                 kept = copy.deepcopy(task)
-            except Exception:  # an open file, a generator
+            except Exception as exc:  # an open file, a generator
+                if not is_own_error(exc):
+                    raise
                 self._draws = True  # perhaps: seeding is always right
                 return self.seeded.inline(task, allocate)
         with global_rngs_kept():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from penstock._errors import is_own_error
 from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of
 from penstock._nodes.sampler_traits import wrapped
 
@@ -87,6 +88,8 @@ def content(sampler: Any) -> Content:
     except CannotCompare:
         raise
     except Exception as exc:
+        if not is_own_error(exc):
+            raise
         raise CannotCompare(f"{type(exc).__name__}: {exc}") from exc
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from penstock._errors import suppress_own
 from penstock._fetch.dataset_facts import length
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.held import held
@@ -52,10 +53,9 @@ def copied(sampler: Any, *, whole: bool = False) -> Any:
     if whole:
         found, _ = held({"": sampler}, 500)
         shared = [one.value.data_source for one in found if type(one.value) in (RandomSampler, SequentialSampler)]
-    try:
+    with suppress_own():
         return copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
-    except Exception:
-        return None
+    return None
 
 
 def twin(sampler: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from penstock._arguments import checksum
+from penstock._errors import is_own_error
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import SMALL, held
 
@@ -49,7 +50,9 @@ class SharedValues:
         for path, reader in list(self._readers.items()):
             try:
                 values[path] = reader()
-            except Exception:
+            except Exception as exc:
+                if not is_own_error(exc):
+                    raise
                 del self._readers[path]
         return {path: value if len(value) <= SMALL else checksum(value).encode() for path, value in values.items() if len(value) <= _LARGE}
 
