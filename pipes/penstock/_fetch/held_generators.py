@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
@@ -148,12 +149,12 @@ class HeldGenerators:
         if self.seeds:
             self.quiet, self._stale = 0, True
 
+    def kept(self, kept: bool = True) -> AbstractContextManager[None]:
+        """With ``kept``, restore them after the body. Otherwise nothing is between an exception and its way out, because a frozen one would not pass."""
+        return self._restored() if kept and self.found else nullcontext()
+
     @contextlib.contextmanager
-    def kept(self, kept: bool = True) -> Iterator[None]:
-        """Restore them after the body."""
-        if not kept or not self.found:
-            yield
-            return
+    def _restored(self) -> Iterator[None]:
         restore = partial(_put_back, [(one.ways.put, one.ways.get()) for one in self.found])
         try:
             also_kept.set(restore)
