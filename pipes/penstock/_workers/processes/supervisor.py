@@ -78,15 +78,19 @@ class Supervisor:
             self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
             _supervisors.add(self)
             self._launcher.start()
-            self._wake = socket.socketpair()
-            for end in self._wake:
-                end.setblocking(False)
-            self.poller.register(self._wake[0], select.POLLIN)
+            undisturbed(self._make_wake, self._launching)
             for worker in range(workers):
                 self.launch(worker)
         except BaseException:
             self.stop(time.monotonic() + PATIENCE_S)
             raise
+
+    def _make_wake(self) -> None:
+        """Not where a handler may raise: `socket.socketpair` is Python code, which then loses a descriptor."""
+        self._wake = socket.socketpair()
+        for end in self._wake:
+            end.setblocking(False)
+        self.poller.register(self._wake[0], select.POLLIN)
 
     @property
     def working(self) -> bool:
