@@ -68,7 +68,7 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
         version: The header that asks for one version of the file only; empty if the server cannot be asked for it.
 
     Raises:
-        Exception: The third error in a row after which no byte came; or the server's refusal.
+        Exception: The fourth error in a row before which no byte came; or the server's refusal.
     """
     limits = extra("aiohttp", f"{url!r}").ClientTimeout(total=None, sock_connect=NO_PROGRESS_S, sock_read=NO_PROGRESS_S)
     asyn, pauses = extra("fsspec.asyn", f"{url!r}"), iter(_PAUSES_S)

@@ -12,7 +12,7 @@ def own_offsets(*, anew: bool = False) -> None:
     """Open again every regular file that this process may read, under the same descriptor and at the same position.
 
     A fork shares an open file with its parent and with its siblings, and the position in it, too. Where two workers of a dataset that has opened a
-    file in ``__init__`` seek and read, each may read the other's rows: 10 to 30 of 600, and `DataLoader` up to 7. Once each has opened the file
+    file in ``__init__`` seek and read, each may read the other's rows: 10 to 30 of 600, and with `DataLoader` up to 18. Once each has opened the file
     itself, both are right. A file that cannot be opened again, or where the system does not show which are open, stays shared. So do files that
     are only written, such as logs, where each process must continue behind what the others have written, and those behind standard output and error,
     which pytest has open to read and write, too.

@@ -151,7 +151,7 @@ class Scheduler:
             if (at := time.monotonic()) >= deadline:
                 self._on_timeout(jobs, timeout)
                 return
-            for pid in hangs.found(self.pids(), at):
+            for pid in hangs.found((worker.pid for worker in self._supervisor.workers.values()), at):
                 self._end_hung(pid)
             patience = min(deadline, hangs.due) - at
 
