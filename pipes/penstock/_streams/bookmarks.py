@@ -166,8 +166,8 @@ class Bookmarks:
         if read and not found and not self._are_anothers(shard, {about for about, _ in read}):
             self._warn_once(
                 "another content",
-                f"shard {shard} was {read[-1][0]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, copied without its modification time, or the bookmarks are from an "
-                f"older penstock. This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would have got.",
+                f"shard {shard} was {read[-1][0]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, copied or copied without its modification time. "
+                f"This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would have got.",
             )
         self._report(*(one for one in found if isinstance(one, Contradiction)))
 

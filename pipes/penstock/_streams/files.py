@@ -26,7 +26,7 @@ class Stamp(NamedTuple):
     Attributes:
         size: Bytes; -1 if the server does not tell.
         mtime_ns: The modification time of a local file; 0 for a remote file.
-        version: The store's identifier for the version of a remote file; empty for a local file, and in old indices.
+        version: The store's identifier for the version of a remote file; empty for a local file.
     """
 
     size: int
