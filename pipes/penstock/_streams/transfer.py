@@ -54,7 +54,7 @@ def transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[
         yield extra("fsspec.callbacks", f"{path!r}").Callback(size, hooks={"penstock": told})
     finally:
         for shown in progress:
-            shown.clear()
+            shown.close()
 
 
 def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: Mapping[str, str]) -> None:
