@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib import import_module
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 WORTH_A_WORKER: Final = 2**28
 """Bytes. A process takes some seconds to start, because it imports torch."""
-_AHEAD: Final = 2
-"""Files in flight per CPU of a cluster, so that no CPU waits for this process."""
 
 
 class Outcome(NamedTuple):
@@ -100,35 +98,26 @@ def outcomes_of(places: Mapping[str, str], workers: int | Literal["ray"] | None)
         for path, now in stamps.items():
             yield _written(path, places[path], now, partial(offsets_in, path, now))
         return
-    smallest_first = sorted(stamps, key=lambda path: stamps[path].size)
-    with _readers(workers if workers == "ray" else min(workers, len(stamps))) as (read, room):
-        reading: dict[Future[np.ndarray | str], str] = {}
-        while smallest_first or reading:
-            while smallest_first and len(reading) < max(1, room()):
-                path = smallest_first.pop()
-                reading[read(path, stamps[path])] = path
-            for future in wait(reading, return_when=FIRST_COMPLETED).done:
-                path = reading.pop(future)
-                yield _written(path, places[path], stamps[path], future.result)
+    with _readers(workers if workers == "ray" else min(workers, len(stamps))) as read:
+        reading = {read(path, stamps[path]): path for path in sorted(stamps, key=lambda path: -stamps[path].size)}
+        for future in as_completed(reading):
+            path = reading.pop(future)  # its offsets may be large
+            yield _written(path, places[path], stamps[path], future.result)
 
 
 @contextlib.contextmanager
-def _readers(workers: int | Literal["ray"]) -> Iterator[tuple[Read, Callable[[], float]]]:
-    """A function that has `offsets_in` called, by so many workers, and one that returns how many calls may be in flight."""
+def _readers(workers: int | Literal["ray"]) -> Iterator[Read]:
+    """A function that has `offsets_in` called by one of so many workers."""
     if workers == "ray":
-        ray = connected()
-        there = ray.remote(_offsets_there)
-        yield (
-            lambda path, now: there.remote(path if is_remote(path) else os.path.abspath(path), now).future(),
-            lambda: _AHEAD * ray.cluster_resources().get("CPU", 1),
-        )
+        there = connected().remote(_offsets_there)
+        yield lambda path, now: there.remote(path if is_remote(path) else os.path.abspath(path), now).future()
     else:
         context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
         if context.get_start_method() == "forkserver":
             context.set_forkserver_preload([__name__])  # imports torch once instead of in every process
         with ProcessPoolExecutor(workers, context) as pool:
             try:
-                yield lambda path, now: pool.submit(offsets_in, path, now), lambda: float("inf")
+                yield lambda path, now: pool.submit(offsets_in, path, now)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in multiprocessing.active_children():
