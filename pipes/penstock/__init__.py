@@ -25,6 +25,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     _workers       threads and processes that run the tasks; independent of the data
     _random        pure functions of (seed, epoch, position)
     _memory        where batches live: trees of tensors, buffers, slots, shared memory
+    _files         files, local or remote: paths, versions, copies, compression; knows no shards and no formats
     _errors, _statistics, _arguments
 
 A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memory)`` on the way in, and back out in reverse.

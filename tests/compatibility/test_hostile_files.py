@@ -33,10 +33,10 @@ from megatron_files import index
 from penstock import Cached, StateError, filtered, formats
 from penstock._command.index_one import index_file
 from penstock._datasets.cache_record import FOOTER
+from penstock._files.files import stamp
+from penstock._files.index_file import write_index
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
-from penstock._streams.files import stamp
-from penstock._streams.index_file import write_index
 from penstock.formats import jsonl, mds, megatron_documents, tar, tokens
 from penstock.formats._tar import sample_offsets
 

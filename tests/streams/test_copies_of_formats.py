@@ -17,10 +17,10 @@ from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 import penstock
 from penstock import Loader, formats
 from penstock._command.index_one import index_file
-from penstock._streams.cache_notes import Notes
-from penstock._streams.copies import CacheFolder
+from penstock._files.cache_notes import Notes
+from penstock._files.copies import CacheFolder
+from penstock._files.paths import Reach
 from penstock._streams.from_copies import FromCopies
-from penstock._streams.paths import Reach
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")

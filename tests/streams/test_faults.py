@@ -22,8 +22,9 @@ from format_laws import WAYS, open_files
 
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
+from penstock._files.transfer import may_pass
 from penstock._random.lane_order import Deal
-from penstock._streams.retrying import iter_with_retries, may_pass
+from penstock._streams.retrying import iter_with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -512,8 +513,8 @@ def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error(
 ) -> None:
     """By a server that knows If-Match before any of the new records, else at the end. Seen to fail: a pass of both; S3 was asked until its retries ended."""
     path, put = place
-    monkeypatch.setattr("penstock._streams.files.BLOCK", BLOCK)
-    monkeypatch.setattr("penstock._streams.files.BUFFER", 2**10)
+    monkeypatch.setattr("penstock._files.files.BLOCK", BLOCK)
+    monkeypatch.setattr("penstock._files.files.BUFFER", 2**10)
     put(lines(0, RECORDS))
     data = formats.jsonl(path, **words)
     found: list[tuple[int, int]] = []

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from penstock.__main__ import main
-from penstock._streams import index_file
-from penstock._streams.files import Stamp
-from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
+from penstock._files import index_file
+from penstock._files.files import Stamp
+from penstock._files.index_file import place_of, read_header, read_offsets, write_index
 from penstock.formats import _jsonl, jsonl, tar
 from penstock.formats._jsonl import FORMAT
 

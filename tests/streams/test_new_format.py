@@ -9,8 +9,8 @@ from penstock import Loader, formats
 from penstock.__main__ import main
 
 LINES = """
-from penstock._streams.files import whole
-from penstock._streams.paths import Reach
+from penstock._files.files import whole
+from penstock._files.paths import Reach
 from penstock._streams.known_files import Format, known_files
 import numpy as np
 

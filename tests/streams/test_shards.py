@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, Subset
 
 import penstock
 from penstock import Loader, Mix, Shards, StateMismatch
-from penstock._streams.files import Stamp
+from penstock._files.files import Stamp
 from penstock._streams.tables import Pieces
 
 COUNTS = [7, 0, 40, 3, 1, 25, 12]

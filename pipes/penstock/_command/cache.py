@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from penstock._streams.copies import CacheFolder
+from penstock._files.copies import CacheFolder
 
 
 def show(folder: str, clear: bool, out: TextIO, err: TextIO) -> int:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import formats
 from penstock._fetch.error_policy import describe
-from penstock._streams.files import stamp, whole
-from penstock._streams.index_file import read_header, read_offsets, write_index
-from penstock._streams.paths import bare, compression, is_remote
+from penstock._files.files import stamp, whole
+from penstock._files.index_file import read_header, read_offsets, write_index
+from penstock._files.paths import bare, compression, is_remote
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from penstock._streams.files import Stamp
+    from penstock._files.files import Stamp
     from penstock._streams.known_files import Format
 
 

@@ -9,9 +9,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from penstock._command.index_one import Outcome, all_formats, index_file
-from penstock._streams.files import stamp
-from penstock._streams.index_file import SUFFIX, places_of
-from penstock._streams.paths import bare, expanded
+from penstock._files.files import stamp
+from penstock._files.index_file import SUFFIX, places_of
+from penstock._files.paths import bare, expanded
 from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:

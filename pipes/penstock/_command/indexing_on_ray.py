@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock._command.index_one import Outcome, looked_at, offsets_in, written
-from penstock._streams.paths import is_remote
+from penstock._files.paths import is_remote
 from penstock._workers.ray_actors import connected
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from penstock._streams.files import Stamp
+    from penstock._files.files import Stamp
 
 _AHEAD: Final = 2
 """Files in flight per CPU of the cluster, so that no CPU waits for this process."""

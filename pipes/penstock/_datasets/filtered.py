@@ -19,9 +19,9 @@ from torch.utils.data import Subset
 from penstock._datasets.cache_files import as_known_then, identity_of
 from penstock._datasets.mix import Mix
 from penstock._datasets.one_pass import check_read_once, one_pass
+from penstock._files.files import open_file
+from penstock._files.own_files import write_own
 from penstock._random.orders import SequentialOrder
-from penstock._streams.files import open_file
-from penstock._streams.own_files import write_own
 from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from penstock._errors import StateMismatch
+from penstock._files.own_files import open_own, refusal
 from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
-from penstock._streams.own_files import open_own, refusal
 from penstock._streams.shard_keys import ShardKeys
 
 _logger = logging.getLogger("penstock")

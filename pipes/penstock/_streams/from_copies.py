@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, BinaryIO, final
 
-from penstock._streams.files import opened_copy
+from penstock._files.files import opened_copy
 from penstock._streams.open_shards import has_start
 from penstock._streams.retrying import close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock._streams.files import Stamp
+    from penstock._files.files import Stamp
 
 
 @final

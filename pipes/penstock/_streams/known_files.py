@@ -6,9 +6,9 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
-from penstock._streams.index_file import places_of, read_header, read_offsets
-from penstock._streams.paths import compression, expanded, is_remote
+from penstock._files.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
+from penstock._files.index_file import places_of, read_header, read_offsets
+from penstock._files.paths import compression, expanded, is_remote
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.index_file import Header
-    from penstock._streams.paths import Paths, Reach
+    from penstock._files.files import Stamp
+    from penstock._files.index_file import Header
+    from penstock._files.paths import Paths, Reach
     from penstock._streams.shards import ShardOptions
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._streams.copies import hashes_of
-from penstock._streams.files import fetch
-from penstock._streams.paths import kept_in, place_of
+from penstock._files.copies import hashes_of
+from penstock._files.files import fetch
+from penstock._files.paths import kept_in, place_of
 from penstock._streams.tables import Pieces
 from penstock._workers.errands import Errands
 

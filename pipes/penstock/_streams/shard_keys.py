@@ -10,15 +10,15 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from penstock._files.files import IN_USE, check_unchanged, stamp, stamp_lately
+from penstock._files.paths import address, checksum, is_remote, telling
 from penstock._memory.shared_memory import attach, create
-from penstock._streams.files import IN_USE, check_unchanged, stamp, stamp_lately
-from penstock._streams.paths import address, checksum, is_remote, telling
 from penstock._streams.tables import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock._streams.files import Stamp
+    from penstock._files.files import Stamp
 
 
 @final

@@ -11,12 +11,12 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from penstock._arguments import Shown, brief, whole_number
+from penstock._files.paths import Reach, kept_in, listed, reached
 from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
 from penstock._streams.from_copies import FromCopies
-from penstock._streams.paths import Reach, kept_in, listed, reached
 from penstock._streams.shard_names import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import RecordStream

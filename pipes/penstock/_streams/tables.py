@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 import numpy as np
 
 from penstock._fetch.error_policy import annotate
-from penstock._streams.files import check_unchanged, stamp
-from penstock._streams.paths import bare, expanded, extra
+from penstock._files.files import check_unchanged, stamp
+from penstock._files.paths import bare, expanded, extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths, Reach
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths, Reach
 
 T = TypeVar("T")
 WHOLE: Final = -1

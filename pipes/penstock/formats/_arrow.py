@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Unpack, final
 
 import numpy as np
 
-from penstock._streams.files import kept_open, stamp
-from penstock._streams.paths import Reach, extra, is_remote, kept_in
+from penstock._files.files import kept_open, stamp
+from penstock._files.paths import Reach, extra, is_remote, kept_in
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, folder_types, looked_at, names_of, pieces_in, selected
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.paths import Paths
+    from penstock._files.paths import Paths
     from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.arrow"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from torch.utils.data import _utils
 
-from penstock._streams.paths import extra
+from penstock._files.paths import extra
 from penstock._streams.shards import Shards
 
 if TYPE_CHECKING:

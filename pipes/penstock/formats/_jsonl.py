@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
-from penstock._streams.files import decompressed, whole
-from penstock._streams.first_look import kind_of
+from penstock._files.files import decompressed, whole
+from penstock._files.first_look import kind_of
+from penstock._files.paths import Reach
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import Format, known_files
-from penstock._streams.paths import Reach
 
 if TYPE_CHECKING:
     import os
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
     from penstock._streams.shards import ShardOptions, Shards
 
 CHUNK = 2**22

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from penstock._arguments import checksum
 from penstock._fetch.error_policy import annotate
-from penstock._streams.paths import extra, is_remote
+from penstock._files.paths import extra, is_remote
 from penstock._streams.tables import chosen_types, names_of
 
 if TYPE_CHECKING:

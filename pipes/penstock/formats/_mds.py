@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack, fina
 
 import numpy as np
 
-from penstock._streams.files import IN_USE, stamp, stamp_lately, whole
+from penstock._files.files import IN_USE, stamp, stamp_lately, whole
+from penstock._files.paths import Reach, bare, beside, compression, expanded, extra, is_remote
+from penstock._files.unpacking import Unpacked
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import FileRanges
-from penstock._streams.paths import Reach, bare, beside, compression, expanded, extra, is_remote
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
-from penstock._streams.unpacking import Unpacked
 from penstock.formats._mds_values import decoder, needed, runs_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
     from penstock._streams.shards import ShardOptions
 
 SUFFIXES: Final = (".mds",)

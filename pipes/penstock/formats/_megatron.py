@@ -27,16 +27,16 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock._arguments import whole_number
-from penstock._streams.files import stamp, whole
-from penstock._streams.paths import Reach, bare, beside, expanded
+from penstock._files.files import stamp, whole
+from penstock._files.paths import Reach, bare, beside, expanded
 from penstock._streams.tables import looked_at
 from penstock.formats._tokens import TokenFile, TokenFiles, Tokens, check_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
 
 
 def megatron(

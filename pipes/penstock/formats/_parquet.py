@@ -6,16 +6,16 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
-from penstock._streams.files import IN_USE, explain, opened, stamp
-from penstock._streams.paths import Reach, extra, is_remote, kept_in, without_copy
+from penstock._files.files import IN_USE, explain, opened, stamp
+from penstock._files.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.shards import Shards
 from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, folder_types, in_folders, names_of, pieces_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
     from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.parquet"

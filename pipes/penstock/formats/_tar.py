@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 import numpy as np
 
 from penstock._errors import first_time
-from penstock._streams.files import REINDEX, whole
-from penstock._streams.first_look import kind_of
+from penstock._files.files import REINDEX, whole
+from penstock._files.first_look import kind_of
+from penstock._files.paths import Reach
 from penstock._streams.known_files import Format, known_files
-from penstock._streams.paths import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
     from penstock._streams.shards import ShardOptions, Shards
 
 log = logging.getLogger("penstock")

@@ -14,17 +14,17 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import IN_USE, check_unchanged, open_file, opened_copy, read_range, stamp, stamp_of
-from penstock._streams.first_look import ENOUGH, kind_of
-from penstock._streams.paths import Reach, compression, expanded, is_remote, kept_in
+from penstock._files.files import IN_USE, check_unchanged, open_file, opened_copy, read_range, stamp, stamp_of
+from penstock._files.first_look import ENOUGH, kind_of
+from penstock._files.paths import Reach, compression, expanded, is_remote, kept_in
 from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock._fetch.array_dataset import Places
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
 
 
 def tokens(

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 from penstock._arguments import whole_number
-from penstock._streams.paths import extra
+from penstock._files.paths import extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable

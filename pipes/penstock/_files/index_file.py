@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock._streams.files import IN_USE, REINDEX, Stamp, opened
-from penstock._streams.own_files import write_own
-from penstock._streams.paths import bare, beside
+from penstock._files.files import IN_USE, REINDEX, Stamp, opened
+from penstock._files.own_files import write_own
+from penstock._files.paths import bare, beside
 
 FORMAT: Final = 1
 SUFFIX: Final = ".index"

@@ -17,7 +17,7 @@ from penstock._arguments import nbytes_of, whole_number
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from penstock._streams.copies import CacheFolder
+    from penstock._files.copies import CacheFolder
 
     Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -147,7 +147,7 @@ class Reach(NamedTuple):
             )
         if self.cache_dir is None:
             return files
-        from penstock._streams.copies import CacheFolder, hashes_of
+        from penstock._files.copies import CacheFolder, hashes_of
 
         folder = os.path.expanduser(os.fspath(self.cache_dir))
         if not folder or "://" in folder:

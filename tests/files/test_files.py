@@ -22,11 +22,11 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from penstock._command.index_one import format_of
-from penstock._streams import files as module
-from penstock._streams.files import Stamp, decompressed, opened, stamp, whole
-from penstock._streams.index_file import place_of
+from penstock._files import files as module
+from penstock._files.files import Stamp, decompressed, opened, stamp, whole
+from penstock._files.index_file import place_of
+from penstock._files.paths import braces_expanded, compression, expanded, extra
 from penstock._streams.known_files import FileRanges
-from penstock._streams.paths import braces_expanded, compression, expanded, extra
 
 BRACES = "a/{00000..01242}.tar {0..3} {8..11} {08..11} {3..0} {0..10..5} {-2..2} {a,b}.x x{a,b{1,2}c,}y{0..1} {a..d}{x,y} {{a,b},c} none {a,} a{1..2}b{3..4}"
 PACK = {

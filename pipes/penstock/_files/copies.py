@@ -27,8 +27,8 @@ import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
+from penstock._files.cache_notes import Counts, Notes
 from penstock._statistics import CopyStatistics
-from penstock._streams.cache_notes import Counts, Notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
