@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock._streams.pack_step import Pack
     from penstock._streams.shards import Shards
     from penstock._streams.steps import Filter, Shuffle
+    from penstock._streams.stream import Stream
 
 __version__ = "0.1.0"
 
@@ -85,6 +86,7 @@ __all__ = [
     "SourceError",
     "StateError",
     "StateMismatch",
+    "Stream",
     "WorkerDied",
 ]
 
@@ -105,6 +107,7 @@ _HOMES = {
     "_streams.pack_step": ("Pack",),
     "_streams.shards": ("Shards",),
     "_streams.steps": ("Filter", "Shuffle"),
+    "_streams.stream": ("Stream",),
 }
 _DOORS = ("formats", "nodes", "orders", "statistics", "testing")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock import Loader, Mix, Shards
+from penstock import Loader, Mix, Stream
 from penstock.__main__ import main
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Stream(IterableDataset):
+class Iterated(IterableDataset):
     def __iter__(self):
         yield from range(20)
 
@@ -89,15 +89,15 @@ def test_a_state_at_a_border(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(state_after(2, Stream(), batch_size=2), tmp_path, capsys)
+    out = said(state_after(2, Iterated(), batch_size=2), tmp_path, capsys)
     assert "in epoch 0, after 4 samples of all ranks together" in out
-    assert "a source of the class Stream" in out
+    assert "a source of the class Iterated" in out
     out = said(state_after(2, Mix({"a": [1, 2], "b": [3]}, {"a": 1, "b": 1}, epoch_size=50)), tmp_path, capsys)
     assert "order     a mix, seed 0; 50 items an epoch" in out
     assert "sources=" in out
-    out = said(state_after(2, Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)), tmp_path, capsys)
+    out = said(state_after(2, Stream(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)), tmp_path, capsys)
     assert "needs     epoch_size=60, this order" in out  # seen to fail: "a dataset of 60 samples", and the streams have 100
-    stream = Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
+    stream = Stream(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
     out = said(state_after(7, stream, batch_size=8, drop_last=True), tmp_path, capsys)  # seen to fail: "after 60 of 60 samples"
     assert "after 56 of 60 samples (93.3%) of all ranks together; the last 4 begin the next epoch, but the loop has not seen the end" in out
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}

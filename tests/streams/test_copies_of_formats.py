@@ -191,7 +191,7 @@ def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, t
 
     def read(epochs: int, state: Any = None, **more: Any) -> tuple[list[list[int]], Any]:
         with (
-            closing(penstock.Shards(paths, open, **words, **more)) as data,
+            closing((penstock.Stream if how == "stream" else penstock.Shards)(paths, open, **words, **more)) as data,
             Loader.from_dataset(data, batch_size=7, shuffle=True, seed=3) as loader,
         ):
             if state is not None:

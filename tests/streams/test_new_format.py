@@ -10,12 +10,11 @@ from penstock.__main__ import main
 
 LINES = """
 from penstock._files.files import whole
-from penstock._files.paths import Reach
 from penstock._streams.known_files import Format, known_files
 import numpy as np
 
-def lines(paths, *, index=None, counts=None, lanes=None, window=0, **options):
-    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(), options)
+def lines(paths, *, index=None, counts=None, **options):
+    return known_files(FORMAT, paths, index, counts, 1, options)
 
 def _offsets(file, path):
     return np.cumsum([0, *map(len, file)])

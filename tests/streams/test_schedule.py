@@ -176,7 +176,7 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
     reading.join()
     closing_ = threading.Thread(target=data.close)
     closing_.start()
-    until(lambda: data._records._open.schedule._errands._stopped.is_set())  # type: ignore[union-attr]
+    until(lambda: data._open.schedule._errands._stopped.is_set())  # type: ignore[union-attr]
     store.is_open.set()
     closing_.join()
     assert sorted(store.asked) == [0, 1, 2, 3, 4]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
 from penstock._files.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
 from penstock._files.index_file import places_of, read_header, read_offsets
-from penstock._files.paths import compression, expanded, is_remote
-from penstock._streams.shards import Shards
+from penstock._files.paths import Reach, compression, expanded, is_remote
+from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from penstock._files.files import Stamp
     from penstock._files.index_file import Header
-    from penstock._files.paths import Paths, Reach
-    from penstock._streams.shards import ShardOptions
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 
 class Format(NamedTuple):
@@ -45,17 +47,16 @@ def known_files(
     paths: Paths,
     index: str | os.PathLike[str] | None,
     counts: npt.ArrayLike | None,
-    lanes: int | None,
-    window: int,
-    reach: Reach,
-    options: ShardOptions,
-) -> Shards:
+    ahead: int,
+    options: FormatOptions,
+) -> Shards | Stream:
     """The records of files of a format, by their indices. With ``counts`` or an ``epoch_size`` they are read forward, and indices are ignored.
 
     Raises:
         ValueError: The counts are unknown, or an index is damaged.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
+    reach = Reach.taken(options, ahead)
     files = reach.of(expanded(paths, reach.storage_options))
     for path in files:
         if not is_remote(path) and os.path.isdir(path):
@@ -75,7 +76,7 @@ def known_files(
             _refuse(missing, len(files), index)
         counts, indices = [found[path][1].records for path in files], found
     opener = Opener(format, indices)
-    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **options)
+    return over(files, opener, counts, options, name=f"{format.kind} file")
 
 
 @final

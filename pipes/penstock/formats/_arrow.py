@@ -11,16 +11,18 @@ import numpy as np
 
 from penstock._files.files import kept_open, stamp
 from penstock._files.paths import Reach, extra, is_remote, kept_in
-from penstock._streams.shards import Shards
+from penstock._streams.stream import over
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, folder_types, looked_at, names_of, pieces_in, selected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from penstock._files.paths import Paths
-    from penstock._streams.shards import ShardOptions
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 _WHO: Final = "penstock.formats.arrow"
 SUFFIXES: Final = (".arrow", ".feather")
@@ -31,17 +33,7 @@ _AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 2**16
 
 
-def arrow(
-    paths: Paths,
-    columns: Sequence[str] | None = None,
-    *,
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+def arrow(paths: Paths, columns: Sequence[str] | None = None, **options: Unpack[FormatOptions]) -> Shards | Stream:
     """Read Arrow IPC files (also Feather version 2) and streams (``.arrow``, as Hugging Face writes them) as one dataset. A shard is a record batch.
 
     The files are memory-mapped, so rows are read by index and occupy only the operating system's page cache. (A compressed record batch is decompressed
@@ -52,14 +44,9 @@ def arrow(
         paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same columns, with the same sorts of Python
             values; folders such as ``lang=en`` are columns, too.
         columns: Read only these. Default: all.
-        lanes: See `Shards`.
-        window: See `Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. Every file is copied when the
-            dataset is built, because any row may come first. Neither this nor ``storage_options`` is part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``; at least the total size of the files.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
-            the counts are not used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. With ``cache_dir`` every file is copied when the dataset is built, because any row may come
+            first; ``max_cache_size`` must be at least the total size of the files.
 
     Raises:
         ValueError: A file is not Arrow or was cut short; a file is not local and there is no room for a copy; its columns differ from those of the first
@@ -67,13 +54,11 @@ def arrow(
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow", _WHO)
-    files = files_of(paths, "arrow", Reach(storage_options, cache_dir, max_cache_size, 0))
+    files = files_of(paths, "arrow", Reach.taken(options))
     _check_room(files)
     columns, folders = names_of(columns), folder_types(files)
     batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"))
-    return Shards(
-        batches, _RecordBatches(offsets, columns, folders), counts=counts, lanes=lanes, window=window, name="record batch", **options
-    )
+    return over(batches, _RecordBatches(offsets, columns, folders), counts, options, name="record batch")
 
 
 def _check_room(files: list[str]) -> None:

@@ -16,16 +16,18 @@ from penstock._files.paths import Reach, bare, beside, compression, expanded, ex
 from penstock._files.unpacking import Unpacked
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import FileRanges
-from penstock._streams.shards import Shards
+from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
 from penstock.formats._mds_values import decoder, needed, runs_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from penstock._files.files import Stamp
     from penstock._files.paths import Paths
-    from penstock._streams.shards import ShardOptions
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 SUFFIXES: Final = (".mds",)
 _MOST_INDEX: Final = 2**30
@@ -40,14 +42,9 @@ def mds(
     *,
     validate_hash: str | None = None,
     trust: bool = False,
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
     ahead: int = 1,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+    **options: Unpack[FormatOptions],
+) -> Shards | Stream:
     """Read datasets written by MosaicML Streaming's ``MDSWriter``. A sample is the dict that its ``StreamingDataset`` returns; that package is not needed.
 
     The record counts are in ``index.json`` and the record offsets are at the front of each shard, so there is nothing to index. Raw shards are read by position.
@@ -60,15 +57,9 @@ def mds(
         validate_hash: The name of a hash that was written (``MDSWriter(hashes=…)``), such as ``"sha1"`` or ``"xxh64"``. Each process verifies the hash of each shard when it
             first opens it, which takes a full read of the shard.
         trust: Also decode columns with the encoding ``pkl``. Unpickling runs whatever code is in the data.
-        lanes: See `penstock.Shards`.
-        window: See `penstock.Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: Folder on a local disk for copies of the shards, shared by all processes of this host and kept for later runs. None: no copies. A shard is copied
-            unchanged when it is first opened. Not part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
-            the counts are not used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. A shard is copied unchanged when it is first opened.
 
     Raises:
         ValueError: An ``index.json`` is damaged or has another format; a column is ``pkl`` and ``trust`` is False; the size of a shard differs from its index;
@@ -76,7 +67,8 @@ def mds(
         FileNotFoundError: A folder has no ``index.json``, or a shard is missing.
         ImportError: A package for an encoding, a compression or a hash is not installed.
     """
-    folders = expanded(paths, storage_options)
+    reach = Reach.taken(options, ahead)
+    folders = expanded(paths, reach.storage_options)
     if not folders:
         raise ValueError(f"paths={paths!r:.80} names no folder.")
     shards = [shard for found in looked_at(_shards_in, folders) for shard in found]
@@ -87,14 +79,14 @@ def mds(
     if validate_hash is not None:
         for shard in shards:
             _check_hash_is_known(shard, validate_hash)
-    files = Reach(storage_options, cache_dir, max_cache_size, ahead).of([shard.path for shard in shards])
+    files = reach.of([shard.path for shard in shards])
     is_counted = options.get("epoch_size") is None
     stamps = looked_at(stamp, files) if is_counted else None
     for shard, then in zip(shards, stamps or (), strict=bool(stamps)):
         shard.check_size(then)
     opener = _Opener({shard.path: shard for shard in shards}, dict(zip(files, stamps or (), strict=False)), validate_hash)
     counts = [shard.records for shard in shards] if is_counted else None
-    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name="MDS shard", **options)
+    return over(files, opener, counts, options, name="MDS shard")
 
 
 class _Shard(NamedTuple):

@@ -7,7 +7,7 @@ import os
 import weakref
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack, cast, final
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from penstock._files.paths import Reach, compression, expanded, is_remote, kept_
 from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock._fetch.array_dataset import Places
     from penstock._files.files import Stamp
-    from penstock._files.paths import Paths
+    from penstock._files.paths import CopyOptions, Paths
 
 
 def tokens(
@@ -36,9 +36,7 @@ def tokens(
     end_of_document: int | None = None,
     documents: Sequence[int] | np.ndarray | None = None,
     header_bytes: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
+    **files: Unpack[CopyOptions],
 ) -> Tokens:
     """A map-style dataset of token sequences. Pass it to `Loader.from_dataset`, or mix several with `Mix`.
 
@@ -57,11 +55,8 @@ def tokens(
         end_of_document: The token that ends each document.
         documents: Where each document starts, in tokens from the start of the first file, in ascending order.
         header_bytes: Bytes before the first token of each file. None: the header of an ``.npy`` file, or the 1024 bytes of llm.c and modded-nanogpt, if there is one.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``. Such paths need a ``cache_dir``.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. A file is copied when it is
-            first read. Neither this nor ``storage_options`` is part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. A remote file that does not fit is read with one
-            request per sequence, plus one that checks whether the file has changed.
+        **files: ``storage_options``, ``cache_dir``, ``max_cache_size``: see `penstock.Shards`. Remote paths need a ``cache_dir``. A file is copied when it is first read; a remote file that
+            does not fit is read with one request per sequence, plus one that checks whether the file has changed.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -76,15 +71,16 @@ def tokens(
     if end_of_document is not None:
         end_of_document = whole_number("end_of_document", end_of_document, 0, int(np.iinfo(kind).max) + 1, f"The files hold {kind.name}.")
     header = None if header_bytes is None else whole_number("header_bytes", header_bytes, 0, 2**31)
-    files: list[TokenFile] = []
+    found: list[TokenFile] = []
     count = 0
-    for path in Reach(storage_options, cache_dir, max_cache_size, 0).of(expanded(paths, storage_options)):
-        files.append(_inspected(path, kind, count, header))
-        count += files[-1].tokens
-    if not files:
+    reach = Reach(ahead=0, **files)
+    for path in reach.of(expanded(paths, reach.storage_options)):
+        found.append(_inspected(path, kind, count, header))
+        count += found[-1].tokens
+    if not found:
         raise FileNotFoundError(f"paths={paths!r:.80} matches no file.")
     starts = None if documents is None else _checked_starts(documents, count)
-    return Tokens(TokenFiles(files, kind), length, span, end_of_document, starts)
+    return Tokens(TokenFiles(found, kind), length, span, end_of_document, starts)
 
 
 @final
