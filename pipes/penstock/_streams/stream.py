@@ -14,7 +14,7 @@ from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, InterleavedOrder
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
-from penstock._streams.bookmarks import KnownOutputs, default_folder
+from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start
@@ -216,13 +216,13 @@ class Stream(Sharded):
         """Every dataset has a shard 3, so bookmarks of numbered shards are kept only in a folder given by the user."""
         return isinstance(self.shards[0], int)
 
-    def _known(self) -> KnownOutputs:
+    def _known(self) -> Bookmarks:
         if self._bookmarks is True:
             folder: Any = None if self._is_numbered else default_folder()
         else:
             folder = None if self._bookmarks is False else self._bookmarks
         binding = {"steps": self._code, "name": self._name, "data": self._settings}
-        return KnownOutputs(folder, binding, self._deal.seed, self._keys, skips=self._skips)
+        return Bookmarks(folder, binding, self._keys, self._deal.seed, skips=self._skips)
 
 
 def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -> Iterator[Any]:
