@@ -26,7 +26,7 @@ class Stamp(NamedTuple):
     Attributes:
         size: Bytes; -1 if the server does not tell.
         mtime_ns: The modification time of a local file; 0 for a remote file.
-        version: The store's identifier for the version of a remote file; empty for a local file, and in old indices.
+        version: The store's identifier for the version of a remote file; empty for a local file.
     """
 
     size: int
@@ -86,7 +86,8 @@ def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
     copy = opened_copy(path, expected)
     if copy is None and is_remote(path):
         raise ValueError(
-            f"{path} is not on a local disk, and there is no copy of it: its cache_dir has no room (max_cache_size=), or its store does not report versions."
+            f"{path} is memory-mapped, but it is not on a local disk, and there is no copy of it: there is no cache_dir=, it has no room (max_cache_size=), or its "
+            f"store does not report versions. Copy it to a local disk, or pass both."
         )
     return copy or opened_there(path, expected)
 

@@ -27,18 +27,10 @@ _MAY_PASS: Final = (408, 429, *range(500, 600))
 FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors that waiting does not resolve."""
 
-NETWORK: Final = frozenset(
-    {
-        ("aiohttp", "ClientError"),
-        ("botocore", "ConnectionError"),
-        ("botocore", "HTTPClientError"),
-        ("botocore", "IncompleteReadError"),
-        ("http", "HTTPException"),
-        ("httpx", "TransportError"),
-        ("httpx2", "TransportError"),
-        ("urllib3", "HTTPError"),
-    }
-)
+NETWORK: Final = {
+    *("aiohttp.ClientError", "botocore.ConnectionError", "botocore.HTTPClientError", "botocore.IncompleteReadError", "http.HTTPException"),
+    *("httpx.TransportError", "httpx2.TransportError", "urllib3.HTTPError"),
+}
 """The errors that the libraries under fsspec raise when a response breaks off: package and class. They are not subclasses of `OSError`, though they should be."""
 
 
@@ -46,7 +38,7 @@ def may_pass(exc: Exception) -> bool:
     """Whether an error may be a temporary one of a disk or a network."""
     if isinstance(exc, OSError):
         return not isinstance(exc, FINAL)
-    return any((kind.__module__.partition(".")[0], kind.__name__) in NETWORK for kind in type(exc).__mro__)
+    return any(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in NETWORK for kind in type(exc).__mro__)
 
 
 def watched_transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Any:

@@ -131,7 +131,7 @@ class Shuffle(Shown):
             yield output
 
     def details(self) -> dict[str, Any]:
-        return {"window": self.window}
+        return self.settings()
 
     def settings(self) -> dict[str, Any]:
         """The window."""

@@ -234,18 +234,6 @@ def in_folders(types: Mapping[str, Any], path: str, own: Sequence[str], columns:
     return {name: found[name] for name in types if name in found and name not in own and (columns is None or name in columns)}
 
 
-def selected(batch: Any, columns: Sequence[str] | None, types: Mapping[str, Any], path: str) -> Any:
-    """The requested columns of a record batch, and those `in_folders`."""
-    more, pyarrow = in_folders(types, path, batch.schema.names, columns), extra("pyarrow", _WHO)
-    if columns is not None:
-        batch = batch.select([name for name in columns if name not in more])
-    for name, value in more.items():
-        batch = batch.append_column(
-            name, pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, "int8"), len(batch)), [value])
-        )
-    return batch
-
-
 def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]) -> dict[str, Any]:
     """The types of the columns that are read, completely or in part, by name.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -18,7 +19,7 @@ from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import FileRanges
 from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
-from penstock.formats._mds_values import decoder, needed, runs_code
+from penstock.formats._mds_values import decoder, runs_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,32 +169,32 @@ class _Columns(NamedTuple):
                     f"dataset again with an encoding that holds only data, such as json, ndarray or bytes."
                 )
 
-    def reader(self) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
-        """A function that decodes a record from its bytes, its shard and its offset."""
-        columns = [(name, size, decoder(encoding)) for name, encoding, size in zip(*self, strict=True)]
-        head = struct.Struct(f"<{self.sizes.count(0)}I")
-        least = head.size + sum(self.sizes)
 
-        def read(data: bytes, shard: _Shard, begin: int) -> dict[str, Any]:
-            if len(data) < least or least + sum(lengths := head.unpack_from(data)) != len(data):
-                raise shard.damaged(f"the record at byte {begin} does not end where its columns end")
-            record, at, varying = {}, head.size, iter(lengths)
-            name = ""
-            try:
-                for name, size, decode in columns:
-                    end = at + (size or next(varying))
-                    record[name] = decode(data[at:end])
-                    at = end
-            except (ImportError, MemoryError):
-                raise
-            except Exception as exc:  # of any type: an IndexError would end the shard silently
-                encoding = self.encodings[self.names.index(name)]
-                raise shard.damaged(
-                    f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})"
-                ) from exc
-            return record
+@functools.lru_cache(64)
+def _reader(of: _Columns) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
+    """A function that decodes a record from its bytes, its shard and its offset."""
+    columns = [(name, size, decoder(encoding)) for name, encoding, size in zip(*of, strict=True)]
+    head = struct.Struct(f"<{of.sizes.count(0)}I")
+    least = head.size + sum(of.sizes)
 
-        return read
+    def read(data: bytes, shard: _Shard, begin: int) -> dict[str, Any]:
+        if len(data) < least or least + sum(lengths := head.unpack_from(data)) != len(data):
+            raise shard.damaged(f"the record at byte {begin} does not end where its columns end")
+        record, at, varying = {}, head.size, iter(lengths)
+        name = ""
+        try:
+            for name, size, decode in columns:
+                end = at + (size or next(varying))
+                record[name] = decode(data[at:end])
+                at = end
+        except (ImportError, MemoryError):
+            raise
+        except Exception as exc:  # of any type: an IndexError would end the shard silently
+            encoding = of.encodings[of.names.index(name)]
+            raise shard.damaged(f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})") from exc
+        return record
+
+    return read
 
 
 # index.json
@@ -217,42 +218,33 @@ def _shards_in(folder: str) -> list[_Shard]:
             raise ValueError("it must be a dict of version 2, with a list of shards")
         known: dict[_Columns, _Columns] = {}  # one object for all shards with equal columns, because it is sent to every worker
         return [_shard(one, folder, index, known) for one in said["shards"]]
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f"{index} is damaged or not an MDS index: {exc}") from exc
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"{index} is damaged or not an MDS index: {type(exc).__name__}: {exc}") from exc
 
 
 def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) -> _Shard:
-    match said:
-        case {"format": "mds", "version": 2, "samples": int(records), "raw_data": dict(raw)} if (
-            type(records) is int and 0 <= records < _LIMIT
-        ):
-            pass
-        case {"format": str(format)} if format != "mds":
-            raise ValueError(f"a shard has the format {format}, but only mds can be read. Convert the dataset with MDSWriter")
-        case _:
-            raise ValueError(f"{said!r:.200} is not a shard of version 2")
-    columns = known.setdefault(found := _columns(said), found)
-    raw_path, raw_nbytes, hashes = _file(raw, folder)
-    if not 4 * (records + 2) <= raw_nbytes < _LIMIT:
-        raise ValueError(f"a shard of {records} records cannot have {raw_nbytes} bytes")
-    path, nbytes, packed = raw_path, raw_nbytes, ""
-    if said.get("zip_data") is not None and (is_remote(folder) or not os.path.exists(raw_path)):
-        packed = str(said.get("compression")).partition(":")[0]
+    if said["format"] != "mds" or said["version"] != 2:
+        raise ValueError(
+            f"a shard has the format {said['format']!r:.99}, version {said['version']!r:.99}, but only mds of version 2 can be read"
+        )
+    found = _Columns(tuple(said["column_names"]), tuple(said["column_encodings"]), tuple(size or 0 for size in said["column_sizes"]))
+    if (
+        len({*map(len, found)}) > 1
+        or len({*found.names}) < len(found.names)
+        or not all(isinstance(one, str) for one in found[0] + found[1])
+    ):
+        raise ValueError(f"the columns of a shard are not different names, with their encodings and sizes: {found!r:.300}")
+    records, sizes = said["samples"], found.sizes
+    path, raw_nbytes, hashes = _file(said["raw_data"], folder)
+    if not all(type(number) is int and 0 <= number < _LIMIT for number in (records, raw_nbytes, *sizes)) or raw_nbytes < 4 * (records + 2):
+        raise ValueError(f"a shard of {records!r:.99} records and {raw_nbytes} bytes, whose columns have {sizes!r:.99} bytes, cannot be")
+    nbytes, packed = raw_nbytes, ""
+    if said.get("zip_data") is not None and (is_remote(folder) or not os.path.exists(path)):
+        packed = str(said["compression"]).partition(":")[0]
         path, nbytes, hashes = _file(said["zip_data"], folder)
     if _PACKED.get(packed) != compression(path):
         raise ValueError(f"{path} has the compression {packed or 'none'} according to the index, but its name says otherwise")
-    return _Shard(path, index, records, nbytes, raw_nbytes, packed, hashes, columns)
-
-
-def _columns(said: dict[str, Any]) -> _Columns:
-    names, encodings, sizes = (said.get(f"column_{what}") for what in ("names", "encodings", "sizes"))
-    if not isinstance(names, list) or not isinstance(encodings, list) or not isinstance(sizes, list):
-        raise ValueError("a shard has no column_names, column_encodings and column_sizes")
-    found = _Columns(tuple(names), tuple(encodings), tuple(size or 0 for size in sizes))
-    is_whole = len(names) == len(encodings) == len(sizes) and all(isinstance(text, str) for text in [*names, *encodings])
-    if not is_whole or len({*names}) < len(names) or not all(isinstance(size, int) and 0 <= size < _LIMIT for size in found.sizes):
-        raise ValueError(f"the columns of a shard are not strings and sizes: {names!r:.99}, {encodings!r:.99}, {sizes!r:.99}")
-    return found
+    return _Shard(path, index, records, nbytes, raw_nbytes, packed, hashes, known.setdefault(found, found))
 
 
 _PACKED: Final = {"": "", "gz": ".gz", "bz2": ".bz2", "zstd": ".zst", "br": "", "snappy": ""}
@@ -261,12 +253,10 @@ _PACKED: Final = {"": "", "gz": ".gz", "bz2": ".bz2", "zstd": ".zst", "br": "", 
 
 def _file(said: Any, folder: str) -> tuple[str, int, dict[str, str]]:
     """Path, size and hashes of a file in the folder or one of its subfolders."""
-    match said:
-        case {"basename": str(name), "bytes": int(nbytes)} if nbytes >= 0 and isinstance(hashes := said.get("hashes", {}), dict):
-            parts = name.split("/")
-            if name.isprintable() and ":" not in name and not {"", ".", ".."}.intersection(parts):
-                return _inside(folder, name), nbytes, hashes
-    raise ValueError(f"{said!r:.200} does not name a file in that folder, with its size")
+    name, nbytes, hashes = said["basename"], said["bytes"], said.get("hashes", {})
+    if not name.isprintable() or ":" in name or {"", ".", ".."}.intersection(name.split("/")) or type(nbytes) is not int or nbytes < 0:
+        raise ValueError(f"{said!r:.200} does not name a file in that folder, with its size")
+    return _inside(folder, name), nbytes, {**hashes}
 
 
 def _inside(folder: str, name: str) -> str:
@@ -296,11 +286,10 @@ class _Opener:
         self._stamps = stamps
         self._validate_hash = validate_hash
         self._validated: dict[str, Stamp] = {}
-        self._readers: dict[_Columns, Callable[[bytes, _Shard, int], dict[str, Any]]] = {}
         self.reads_forward = not stamps or any(shard.packed for shard in shards.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_validated": {}, "_readers": {}}
+        return {**vars(self), "_validated": {}}
 
     def __call__(self, path: str, expected: Stamp | None = None) -> _RawShard | Iterator[Any]:
         shard, then = self._shards[path], self._stamps.get(path) or expected or stamp_lately(path)
@@ -308,9 +297,7 @@ class _Opener:
         if self._validate_hash is not None and self._validated.get(path) != then:
             _validate(shard, path, then, self._validate_hash)
             self._validated[path] = then
-        read = self._readers.get(shard.columns)
-        if read is None:
-            read = self._readers[shard.columns] = shard.columns.reader()
+        read = _reader(shard.columns)
         if path in self._stamps and not shard.packed:
             return _RawShard(shard, path, then, read)
         return _forward(shard, path, then, read)
@@ -400,10 +387,15 @@ class _Brotli:
 
 
 def _brotli(path: str) -> Any:
-    module = needed("brotli", "brotli>=1.2", f"{path!r}")
+    why = "brotli>=1.2: pip install 'brotli>=1.2'"
+    module = extra("brotli", f"{path!r}", why)
     if not hasattr(module.Decompressor, "can_accept_more_data"):
-        raise ImportError(f"{path!r} needs a newer version of the package brotli: pip install 'brotli>=1.2'", name="brotli")
+        raise ImportError(f"{path!r} needs a newer version of the package {why}", name="brotli")
     return module
+
+
+def _snappy(path: str) -> Any:
+    return extra("snappy", f"{path!r}", "python-snappy: pip install python-snappy")
 
 
 def _unsnapped(data: bytes, shard: _Shard) -> bytes:
@@ -416,7 +408,7 @@ def _unsnapped(data: bytes, shard: _Shard) -> bytes:
     if stated != shard.raw_nbytes:
         raise shard.damaged(f"it states a decompressed size of {stated} bytes instead of {shard.raw_nbytes}")
     try:
-        found: bytes = needed("snappy", "python-snappy", f"{shard.path!r}").decompress(data)
+        found: bytes = _snappy(shard.path).decompress(data)
     except MemoryError:
         raise
     except Exception as exc:  # the library has its own exception types
@@ -428,10 +420,8 @@ def _check_unpacking(shard: _Shard) -> None:
     """Fail early if the package that decompresses this shard is not installed."""
     if shard.packed == "zstd":
         extra("zstandard", f"{shard.path!r}")
-    elif shard.packed == "br":
-        _brotli(shard.path)
-    elif shard.packed == "snappy":
-        needed("snappy", "python-snappy", f"{shard.path!r}")
+    elif shard.packed in (found := {"br": _brotli, "snappy": _snappy}):
+        found[shard.packed](shard.path)
 
 
 def _check_hash_is_known(shard: _Shard, algorithm: str) -> None:

@@ -190,22 +190,19 @@ def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
     """
     with whole(path) as file:
         head = file.read(_HEAD.size)
-        if head.startswith(b"TNTIDX"):
-            raise ValueError(
-                f"{path} has the legacy format (TNTIDX) of fairseq and the first versions of Megatron-LM. Read it with one of them, and write its "
-                f"documents again with IndexedDatasetBuilder of megatron.core."
-            )
         if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
-            raise ValueError(f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of {_MAGIC!r}.")
+            raise ValueError(
+                f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of {_MAGIC!r}. (TNTIDX is the legacy format of "
+                f"fairseq. Write its documents again with IndexedDatasetBuilder of megatron.core.)"
+            )
         if len(head) < _HEAD.size:
             raise _damaged(path, f"it has {len(head)} bytes, but its header alone takes {_HEAD.size}")
         _, version, code, sequences, borders = _HEAD.unpack(head)
-        if version != 1:
-            raise ValueError(f"{path} has version {version}, but only version 1 is supported. Write it again with megatron.core.")
-        name = _TYPES.get(code)
-        if name is None or name.startswith("float"):
-            what = f"holds {name}" if name else f"has the unknown token type {code}"
-            raise ValueError(f"{path} {what}, but tokens must be integers. Write it again, for example with dtype=numpy.int32.")
+        name = _TYPES.get(code, f"the unknown token type {code}")
+        if version != 1 or "int" not in name:
+            raise ValueError(
+                f"{path} has version {version} and {name}, but must have version 1 and integers. Write it again, for example as numpy.int32."
+            )
         nbytes = file.seek(0, os.SEEK_END)  # checked before allocating memory, because these numbers come from the file
         needed = _HEAD.size + 12 * sequences + 8 * borders
         if sequences and nbytes == needed + sequences:

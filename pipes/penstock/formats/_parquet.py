@@ -138,22 +138,14 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
-    encrypted = ValueError(
-        f"{path} is encrypted, at least in part, and cannot be read here. Write it again without encryption: pyarrow reads it with the keys."
-    )
     with opened(without_copy(path), stamp) as raw:  # no copy, because the footer is a small part of the file
         try:
             metadata = _reader(raw).metadata
         except ValueError as exc:
             raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
-        except OSError as exc:
-            raw.seek(-4, os.SEEK_END)
-            if raw.read(4) == b"PARE":
-                raise encrypted from exc
-            raise
         raw.seek(-8, os.SEEK_END)
         if int.from_bytes(raw.read(4), "little") == metadata.serialized_size + _SIGNATURE_BYTES:
-            raise encrypted
+            raise ValueError(f"{path} has encrypted columns. Write it again without encryption: pyarrow reads it with the keys.")
     return metadata
 
 

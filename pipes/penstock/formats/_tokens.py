@@ -353,19 +353,15 @@ def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
-        given = np.dtype(dtype)
+        kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        given = np.dtype(object)
-    kind: np.dtype[Any] = given.newbyteorder("<")
-    if kind.kind not in "iu" or kind == np.uint64:
+        kind = np.dtype(object)
+    if kind.kind not in "iu" or kind == np.uint64 or kind.byteorder == ">":
         raise ValueError(
-            f"dtype={dtype!r} is not an integer type that fits into int64. Token files hold, for example, uint16, uint32 or int32."
+            f"dtype={dtype!r} is not a little-endian integer type that fits into int64. Token files hold, for example, uint16, uint32 or int32. Convert others: "
+            f"array.astype('<u2').tofile(…)."
         )
-    if given.byteorder == ">":
-        raise ValueError(
-            f"dtype={dtype!r} is big-endian, but token files are little-endian. Convert them: array.astype({kind.str!r}).tofile(…)."
-        )
-    return kind
+    return kind.newbyteorder("<")
 
 
 def _checked_starts(documents: Any, tokens: int) -> np.ndarray:
