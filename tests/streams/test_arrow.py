@@ -209,9 +209,11 @@ class TestWhatIsRefused:
             arrow(str(tmp_path / "0.arrow"), [column])[0]
 
     def test_a_remote_file(self):
-        fsspec.filesystem("memory").pipe("0.arrow", b"")
+        memory = fsspec.filesystem("memory")
+        memory.pipe("0.arrow", b"")
         with pytest.raises(ValueError, match="is memory-mapped, but it is not on a local disk, .* Copy it to a local disk"):
             arrow("memory://0.arrow")
+        memory.rm("0.arrow")
 
     def test_a_file_that_was_replaced(self, files, tmp_path):
         """Seen to fail: without the comparison, rows of the new file come under the old numbers."""

@@ -104,7 +104,7 @@ class Opener:
         if compression(path):
             check_unchanged(path, header.stamp, stamp_lately(path))
             return self._format.forward(path, header.stamp)
-        return IndexedFile(path, place, header, self._format.parse)
+        return FileRecords(path, header.stamp, lambda _: _offsets(place, header, path), self._format.parse)
 
 
 class FileRanges:
@@ -168,25 +168,29 @@ class FileRanges:
 
 
 @final
-class IndexedFile(FileRanges):
+class FileRecords(FileRanges):
     """The records of one file, by position.
 
     Args:
         path: Path of the file.
-        place: Path of its index.
-        header: The header of the index when the dataset was built.
-        parse: See `Format`.
+        expected: The stamp that it must have.
+        offsets: Where each record begins, and where the last one ends; called with the open file.
+        parse: Decodes a record from its bytes, the path, and its offset.
+        words: See `FileRanges`.
     """
 
-    def __init__(self, path: str, place: str, header: Header, parse: Callable[[bytes, str, int], Any]) -> None:
-        super().__init__(path, header.stamp)
+    def __init__(
+        self,
+        path: str,
+        expected: Stamp,
+        offsets: Callable[[FileRanges], np.ndarray],
+        parse: Callable[[bytes, str, int], Any],
+        *words: str,
+    ) -> None:
+        super().__init__(path, expected, *words)
         self._parse = parse
         try:
-            self._offsets = read_offsets(place, header)
-            if self._offsets[-1] > header.stamp.size:
-                raise ValueError(
-                    f"{place} is damaged: its offsets end at {self._offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}"
-                )
+            self._offsets = offsets(self)
         except BaseException:
             self.close()
             raise
@@ -197,6 +201,14 @@ class IndexedFile(FileRanges):
     def __getitem__(self, number: int) -> Any:
         begin, end = int(self._offsets[number]), int(self._offsets[number + 1])
         return self._parse(self.read(begin, end), self._path, begin)
+
+
+def _offsets(place: str, header: Header, path: str) -> np.ndarray:
+    """The offsets of an index, which lie inside the file that it is of."""
+    offsets = read_offsets(place, header)
+    if offsets[-1] > header.stamp.size:
+        raise ValueError(f"{place} is damaged: its offsets end at {offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}")
+    return offsets
 
 
 def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[dict[str, tuple[str, Header]], list[str]]:

@@ -16,7 +16,7 @@ from penstock._files.files import IN_USE, stamp, stamp_lately, whole
 from penstock._files.paths import Reach, bare, beside, compression, expanded, extra, is_remote
 from penstock._files.unpacking import Unpacked
 from penstock._streams.forward_reader import Unreadable
-from penstock._streams.known_files import FileRanges
+from penstock._streams.known_files import FileRanges, FileRecords
 from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
 from penstock.formats._mds_values import decoder, runs_code
@@ -137,6 +137,10 @@ class _Shard(NamedTuple):
         if offsets[0] < len(head) or offsets[-1] != self.raw_nbytes or (offsets[1:] < offsets[:-1]).any():
             raise self.damaged(f"its records do not follow one another between byte {len(head)} and byte {self.raw_nbytes}")
         return offsets
+
+    def offsets_in(self, file: FileRanges) -> np.ndarray:
+        """`offsets`, from the open file."""
+        return self.offsets(file.read(0, self.head_nbytes))
 
     @property
     def head_nbytes(self) -> int:
@@ -291,7 +295,7 @@ class _Opener:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_validated": {}}
 
-    def __call__(self, path: str, expected: Stamp | None = None) -> _RawShard | Iterator[Any]:
+    def __call__(self, path: str, expected: Stamp | None = None) -> FileRecords | Iterator[Any]:
         shard, then = self._shards[path], self._stamps.get(path) or expected or stamp_lately(path)
         shard.check_size(then)
         if self._validate_hash is not None and self._validated.get(path) != then:
@@ -299,30 +303,8 @@ class _Opener:
             self._validated[path] = then
         read = _reader(shard.columns)
         if path in self._stamps and not shard.packed:
-            return _RawShard(shard, path, then, read)
+            return FileRecords(path, then, shard.offsets_in, lambda data, _, begin: read(data, shard, begin), *_CHANGED)
         return _forward(shard, path, then, read)
-
-
-@final
-class _RawShard(FileRanges):
-    """The records of an uncompressed shard, by position."""
-
-    def __init__(self, shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shard, int], dict[str, Any]]) -> None:
-        super().__init__(path, then, *_CHANGED)
-        self._shard = shard
-        self._record = read
-        try:
-            self._offsets = shard.offsets(self.read(0, shard.head_nbytes))
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        return self._shard.records
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        begin, end = self._offsets[number : number + 2].tolist()
-        return self._record(self.read(begin, end), self._shard, begin)
 
 
 _CHANGED: Final = ("since the dataset was built", IN_USE[1])
