@@ -6,6 +6,7 @@
 #     make lint     ruff and mypy
 #     make site     the documentation, in build/site; warnings are errors
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
+#     make faults   the planted faults, each of which a test must see; PART=1/3: a third of them
 #     make mutants  faults that mutmut makes up in what you have changed (or FILES=), and which of them its tests (or TESTS=) do not see
 #     make dist     the wheel
 #     make release  the wheel and the source distribution, checked as a package index would
@@ -22,6 +23,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PART ?= 1/1
 JOBS ?= $(shell nproc)
 TORCH ?=
 NUMPY ?=
@@ -43,7 +45,7 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo picture test soak lint check mutants site dist release versions wheels gpu clean
+.PHONY: demo picture test soak lint check faults mutants site dist release versions wheels gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -72,6 +74,9 @@ site: $(VENV)/.installed
 
 check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
+
+faults: $(VENV)/.installed
+	PYTHONPATH= $(BIN)/python tests/project/mutations.py --part $(PART)
 
 mutants: $(VENV)/.mutants
 	PYTHONPATH= $(BIN)/python tests/project/mutants.py $(FILES) $(if $(TESTS),--tests $(TESTS))

@@ -1,26 +1,42 @@
-"""Read the files of a folder with pyarrow and with penstock, and compare the values.
+"""Read the files of a folder with the tool that they are made for and with penstock, and compare the values.
 
     git clone https://github.com/apache/parquet-testing && git clone https://github.com/apache/arrow-testing
-    python real_files.py parquet-testing arrow-testing
+    git clone https://github.com/webdataset/webdataset && git clone https://github.com/lhotse-speech/lhotse && pip install webdataset
+    python real_files.py parquet-testing arrow-testing webdataset lhotse
 
-Every file is tried as Parquet and as Arrow. A child process does the reading, because a damaged file may end a process, and is replaced when that happens. Exits with 1
-if values differ, or if penstock ended the process where pyarrow did not.
+Every file is tried as Parquet and as Arrow, by pyarrow; a tar, compressed or not, by webdataset; and a file whose name has ``.json`` in it, line by line, by Python's json. A
+child process does the reading, because a damaged file may end a process, and is replaced when that happens. Exits with 1 if values differ, or if penstock ended the
+process where the other tool did not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gzip
+import io
 import json
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-READERS = ("parquet", "arrow")
+READERS = {"parquet": "", "arrow": "", "tar": ".tar|.tgz", "jsonl": ".json"}
+"""What the name of a file must contain one of, by format."""
 
 
-def by_pyarrow(kind: str, path: str) -> list[Any]:
+def by_its_own_tool(kind: str, path: str) -> list[Any]:
+    if kind == "tar":
+        import webdataset
+
+        samples = webdataset.WebDataset(path, shardshuffle=False, empty_check=False)
+        return [{key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")} for sample in samples]
+    if kind == "jsonl":
+        with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -38,11 +54,20 @@ def by_pyarrow(kind: str, path: str) -> list[Any]:
 
 def by_penstock(kind: str, path: str) -> list[Any]:
     from penstock import formats
+    from penstock.__main__ import main as command
 
-    data = getattr(formats, kind)(path)
-    rows = [data[number] for number in range(len(data))]
-    data.close()
-    return rows
+    with tempfile.TemporaryDirectory() as folder:
+        words = {}
+        if kind in ("tar", "jsonl"):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                if command(["index", path, "--index", folder]):
+                    raise ValueError(said.getvalue())
+            words = {"index": folder}
+        data = getattr(formats, kind)(path, **words)
+        rows = [data[number] for number in range(len(data))]
+        data.close()
+        return rows
 
 
 def outcome(read: Any, kind: str, path: str) -> tuple[str, str]:
@@ -97,8 +122,8 @@ def main() -> int:
         return 0
     reading, counts, bad = Child(), Counter[tuple[str, str, str]](), 0
     for path in sorted(path for folder in words.folders for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts):
-        for kind in READERS:
-            theirs, ours = (reading.ask(kind, str(path), reader) for reader in ("by_pyarrow", "by_penstock"))
+        for kind in (kind for kind, parts in READERS.items() if any(part in path.name for part in parts.split("|"))):
+            theirs, ours = (reading.ask(kind, str(path), reader) for reader in ("by_its_own_tool", "by_penstock"))
             same = "the same values" if theirs == ours else "other values" if theirs[0] == ours[0] == "read" else ""
             what = (kind, theirs[0], same or ours[0]) if "read" in (theirs[0], ours[0]) else (kind, theirs[0], ours[0])
             counts[what] += 1
@@ -106,11 +131,11 @@ def main() -> int:
             bad += wrong
             if wrong or theirs[0] != ours[0]:
                 print(
-                    f"{'WRONG' if wrong else 'NOTE'} {kind} {path}\n    pyarrow {theirs[0]}: {theirs[1]:.300}\n    penstock {ours[0]}: {ours[1]:.300}"
+                    f"{'WRONG' if wrong else 'NOTE'} {kind} {path}\n    its own tool {theirs[0]}: {theirs[1]:.300}\n    penstock {ours[0]}: {ours[1]:.300}"
                 )
     reading.close()
     for (kind, theirs_, ours_), number in sorted(counts.items()):
-        print(f"{number:5} {kind}: pyarrow {theirs_}; penstock {ours_}")
+        print(f"{number:5} {kind}: its own tool {theirs_}; penstock {ours_}")
     return int(bad > 0)
 
 

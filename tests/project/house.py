@@ -1,14 +1,18 @@
 """Describe the package as boxes and arrows: ``python tests/project/house.py [FOLDER OF THE PACKAGE]``.
 
 A *box* is a package (a room) or a file that lies directly in the package's folder; public files that hold names only (`DOORS`) are part of the front door. An *arrow* is an import from one box into another, including
-imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed.
+imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed. *Code* is
+lines without blanks, comments and docstrings, those of attributes too.
 """
 
 from __future__ import annotations
 
 import ast
 import graphlib
+import io
 import sys
+import tokenize
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +89,25 @@ def floors(graph: Graph) -> dict[str, int]:
     return {box: floor(box, frozenset()) for box in graph}
 
 
+def code_of(package: Path) -> Counter[str]:
+    """Lines of code in each box."""
+    lines: Counter[str] = Counter()
+    for file in package.rglob("*.py"):
+        lines[_box(name_of(file, package))] += _lines(file.read_text())
+    return lines
+
+
+def _lines(source: str) -> int:
+    nothing = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {line for token in tokens if token.type not in nothing for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                lines -= {*range(node.lineno, node.end_lineno + 1)}
+    return len(lines)
+
+
 def _targets(file: Path, name: str, files: dict[str, Path]) -> Iterator[str]:
     for _, target in imports(ast.parse(file.read_text()), name, is_package=file.name == "__init__.py"):
         parts = target.split(".")
@@ -102,6 +125,8 @@ def main(arguments: list[str]) -> None:
     arrows = sum(map(len, boxes.values()))
     found = circles(boxes) or circles(files)
     shown = ": " + " -> ".join(found[0]) if found else ""
+    code = code_of(package)
+    print("  ".join(f"{box or '(front door)'} {lines:,}" for box, lines in code.most_common()) + f": {sum(code.values()):,} lines of code")
     print(f"{len(boxes)} boxes, {max(levels.values())} floors, {arrows} arrows, {len(found)} circles{shown}")
 
 

@@ -1,4 +1,4 @@
-"""Faults that a test must catch: ``python tests/project/mutations.py [-k WORD] [--list]``.
+"""Faults that a test must catch: ``python tests/project/mutations.py [-k WORD] [--part 1/3] [--list]``.
 
 ``faults.txt`` has them: for each clause of a law and each promise, one small fault that somebody could write by mistake, and the test that was seen
 to fail when it was first planted. The program plants them one at a time in a copy of the package, runs that test, and says what came of it:
@@ -278,10 +278,12 @@ def failing(sound: Path, tests: list[str]) -> dict[str, str]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Plant faults in a copy of the package, and see that the tests catch them.")
     parser.add_argument("-k", metavar="WORD", default="", help="only faults with this word in the place, the code or the test")
+    parser.add_argument("--part", metavar="K/N", default="1/1", help="every Nth of them, from the Kth")
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     parser.add_argument("--file", type=Path, default=FAULTS, help="other faults")
     chosen = parser.parse_args(arguments)
-    faults = [one for one in read(chosen.file.read_text()) if chosen.k in str(one)]
+    part, parts = map(int, chosen.part.split("/"))
+    faults = [one for one in read(chosen.file.read_text()) if chosen.k in str(one)][part - 1 :: parts]
     if chosen.list:
         print(*faults, sep="\n")
         return 0

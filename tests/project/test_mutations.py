@@ -8,7 +8,7 @@ import sys
 from functools import cache
 
 import pytest
-from tests.project.mutations import FAULTS, PACKAGE, ROOT, Fault, Stale, read
+from tests.project.mutations import FAULTS, PACKAGE, ROOT, Fault, Stale, main, read
 
 SHARE = "tests/nodes/test_tails.py::test_share_is_what_dealing_by_hand_gives"
 
@@ -56,6 +56,15 @@ def test_a_test_that_is_gone_is_seen() -> None:
     assert not exists("tests/nodes/test_tails.py::test_nothing")
     assert not exists("tests/nowhere.py::test_it")
     assert not exists("tests/nodes/test_tails.py::A::test_b")
+
+
+def test_the_parts_are_all_of_them(capsys) -> None:
+    """Seen to fail with parts that begin one too late."""
+    said = []
+    for part in ("1/3", "2/3", "3/3", "1/1"):
+        assert main(["--list", "--part", part]) == 0
+        said.append(capsys.readouterr().out.splitlines())
+    assert sorted(said[0] + said[1] + said[2]) == sorted(said[3])
 
 
 def run(tmp_path, *faults: Fault) -> tuple[int, str]:

@@ -232,7 +232,6 @@ def _compare(folder: str, identity: dict[str, Any]) -> None:
     try:
         with open(open_own(os.path.join(folder, _HEAD), os.O_RDONLY), encoding="utf-8") as text:
             found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))  # anything longer is another file, or endless
-        identity = as_known_then(identity, found, folder)
         theirs = {key: found[key] for key in identity}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(folder, f"{_HEAD} cannot be read ({type(error).__name__}: {error})") from error
@@ -252,17 +251,6 @@ def identity_of(dataset: Any, fingerprint: Any) -> dict[str, Any]:
     names = said_of(dataset, SHARD_NAMES)
     said = {"format": _FORMAT, "dataset": name, "length": len(dataset), "fingerprint": fingerprint}
     return said if names is None else {**said, SHARD_NAMES: names}
-
-
-def as_known_then(identity: dict[str, Any], found: dict[str, Any], path: str) -> dict[str, Any]:
-    """``identity`` without the shard names if ``found`` was written before those were saved."""
-    if SHARD_NAMES not in identity or SHARD_NAMES in found:
-        return identity
-    _logger.warning(
-        "%s was written by an older version of penstock, which did not save the names of the shards: make sure that they are unchanged.",
-        path,
-    )
-    return {key: value for key, value in identity.items() if key != SHARD_NAMES}
 
 
 def _in_words(identity: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from penstock._datasets.cache_files import as_known_then, identity_of
+from penstock._datasets.cache_files import identity_of
 from penstock._datasets.mix import Mix
 from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._files.files import open_file
@@ -159,7 +159,7 @@ def _opened(path: str, identity: dict[str, Any]) -> Int64s:
         theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} was not written by penstock, or is damaged. Delete it, or give another path.") from error
-    ours = as_known_then(json.loads(json.dumps(identity)), theirs, path)
+    ours = json.loads(json.dumps(identity))
     if theirs != ours:
         keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
         changed = "; ".join(f"{key} was {theirs.get(key)!r:.80} and is {ours.get(key)!r:.80}" for key in keys)

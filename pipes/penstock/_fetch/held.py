@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import io
 import sys
 import sysconfig
 from collections import deque
@@ -31,6 +32,7 @@ _MANY: Final = 64
 """A container with more items holds data rather than parts: its items are visited after everything else."""
 _PLAIN: Final = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, CodeType, PurePath),
+    io.IOBase,  # an open remote file holds its client, of tens of thousands of objects
     *(np.dtype, np.ndarray, np.generic, torch.dtype, torch.device, torch.Tensor),
 )
 _CONTAINERS: Final = (list, tuple, deque, dict, set, frozenset, MappingProxyType)

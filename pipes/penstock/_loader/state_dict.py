@@ -147,36 +147,11 @@ _CHECKSUMS: Final = {
 """What the settings that are checksums stand for."""
 
 
-_LATER: Final = {
-    "held": "the values that steps hold",
-    SHARD_NAMES: "the names of the shards, in their order",
-    SUBSET_INDICES: "the indices of a Subset",
-    "orders": "the orders of the sources of a mix",
-}
-"""Settings that older versions did not save."""
-
-_FORMER: Final = {"lanes": "names", "mixed lanes": "sources"}
-"""The key that older versions saved for a stream instead of `SHARD_NAMES` and ``"orders"``, by the stream's order."""
-
-
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Each setting that differs, with both values, as far as the version that wrote ``saved`` knew it."""
+    """Each setting that differs, with both values. A seed is compared if both have it: a mapper may be added or removed."""
     unseeded = {name for name in SEEDS if name not in saved or name not in now}
     saved, now = ({name: value for name, value in settings.items() if name not in unseeded} for settings in (saved, now))
-    return differences(saved, _as_saved_then(now, saved))
-
-
-def _as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The settings ``now``, without those that did not exist when ``saved`` was written."""
-    later = {name: now[name] for name in _LATER if name in now and name not in saved}
-    if missing := [_LATER[name] for name, value in later.items() if not isinstance(value, dict) or any(value.values())]:
-        _logger.warning(
-            "this state was saved by an older version of penstock, which did not save %s, so they are not compared. Make sure that they have "
-            "not changed. The next state that you save will have them.",
-            " and ".join(missing),
-        )
-    former = {name: saved[name] for order, name in _FORMER.items() if saved.get("order") == order and name in saved}
-    return {name: value for name, value in now.items() if name not in later} | former
+    return differences(saved, now)
 
 
 class _NotThere:

@@ -119,10 +119,9 @@ class Sampler(FirstNode[Indices]):
         left = {"left": int} if isinstance(state, dict) and "left" in state else {}
         position = fields(state, epoch=int, position=int, **({"origin": int, **left} if continues else {}))["position"]
         if isinstance(self.order, ContinuingOrder):
-            most = -(-self._n // self.order.round) * self.order.round  # older states began an epoch at a multiple of the lanes
-            if state["origin"] > state["epoch"] * most:
+            if state["origin"] > state["epoch"] * self._n:
                 raise StateError(
-                    f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the stream, but an epoch has at most {most} items: "
+                    f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the stream, but an epoch has {self._n} items: "
                     f"the state is damaged. Load an older one."
                 )
             if "left" in state and not 0 < state["left"] <= position == self._n:

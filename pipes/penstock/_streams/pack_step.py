@@ -130,7 +130,7 @@ class Pack(Shown):
             "pad": [[name, repr(float(value))] for name, value in pad],  # NaN is not valid JSON
             "oversize": self.oversize,
             "window": self.window,
-            **({"crop": True} if self.crop else {}),  # states from before there was a choice have none
+            "crop": self.crop,
         }
 
     def _length(self, record: Any) -> int:

@@ -6,10 +6,8 @@ trainer reads and discards the batches already trained.
 
 from __future__ import annotations
 
-import json
 import logging
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -23,7 +21,6 @@ from penstock.integrations.accelerate import AccelerateLoader
 from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, ParallelMapper, PinMemory, SamplerWrapper, Sharder
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
 
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -42,17 +39,13 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 
     It also corrects ``epoch`` in the logs of a resumed run, because the trainer counts only the batches it has read itself.
 
-    Args:
-        checkpoint: The folder to resume from, if an earlier version of penstock saved the checkpoint, with a ``loader.json``.
-
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
         ValueError: When training resumes without ``ignore_data_skip=True``.
         StateError: When training resumes: the checkpoint has no state of a loader, or it belongs to another loader.
     """
 
-    def __init__(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self) -> None:
         self._training: Loader[Any] | None = None  # the loader that is being trained from
         self._resumed: tuple[int, int] | None = None  # the epoch in which the run resumed, and its batches trained before
         self._begun = -1  # epochs that this run has begun, not counting the first
@@ -72,13 +65,10 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         known_to: Any = state.stateful_callbacks  # by the names of callbacks
         known = known_to.get(type(self).__name__, {})
         saved = (known[-1] if isinstance(known, list) else known).get("attributes", {}).get("loader")
-        if saved is None and self.checkpoint is not None:
-            saved = json.loads(Path(self.checkpoint, "loader.json").read_text())
         if saved is None:
             raise StateError(
                 f"the checkpoint of step {state.global_step} has no state of a loader in its trainer_state.json. Resume from one that was saved with HFTrainerCallback "
-                f"or HFTrainerMixin. One with a loader.json is from an earlier penstock: pass HFTrainerCallback(checkpoint=its folder). One from before the change to "
-                f"penstock has neither: resume it with the old Trainer, or start a new run with its weights."
+                f"or HFTrainerMixin. One from before the change to penstock: resume it with the old Trainer, or start a new run with its weights."
             )
         loader.load_state_dict(saved)
         known_to[type(self).__name__] = self.state()  # the trainer only replaces what is there
