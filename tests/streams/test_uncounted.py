@@ -270,6 +270,12 @@ def test_arguments_of_both_kinds_are_refused(folder):
     for read in (formats.jsonl, formats.tar, formats.parquet, formats.arrow):
         with pytest.raises(TypeError, match="no argument cachedir="):
             read(folder / f"*.{read.__name__}", cachedir=folder)
+    for call in (
+        lambda: formats.tokens(folder / "*.bin", 4, cachedir=folder),
+        lambda: formats.megatron_documents(folder / "x", cachedir=folder),
+    ):
+        with pytest.raises(TypeError, match="'cachedir'"):
+            call()
     with pytest.raises(ValueError, match="epoch_size="):
         formats.hf(datasets.load_dataset("json", data_files=str(folder / "0.jsonl"), split="train", streaming=True).filter(bool))
 
