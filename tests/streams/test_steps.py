@@ -491,7 +491,7 @@ def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
         (lambda: Pack(4, pad="x"), ValueError, "pad='x'"),
         (lambda: Pack(4, oversize="cut"), ValueError, "oversize='cut' must be"),
         (lambda: Pack(4, length=int, oversize="split"), ValueError, "with length= records stay whole"),
-        (lambda: Pack(4, length=int, crop=True), ValueError, "crop=True cuts sequences, but with length= records stay whole"),
+        (lambda: Pack(4, length=int, crop=True), ValueError, "crop=True, oversize=None cut sequences, but with length= records stay whole"),
         (lambda: Pack(4, length=3), TypeError, "length must be a function"),
     ],
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock._streams.stream import Stream
 
 CHUNK = 2**22
-_HEAD, _LARGE = 2**8, 2**28
+_HEAD = 2**8
 _ARRAY = re.compile(rb"\[\s*\{")
 
 
@@ -117,14 +117,8 @@ def _check_first(head: bytes, path: str, *, alone: bool) -> None:
     """
     if not _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() not in (b"[", b"[{"):
         return
-    with decompressed(path) as file:
-        text = file.read(_LARGE)
-    try:
-        n = f"of {len(json.loads(text)):,} records"
-    except ValueError:  # it is larger, or no array after all
-        n = "of records"
     raise ValueError(
-        f"{path} is one JSON array {n} instead of a record in each line. Write them line by line: "
+        f"{path} is one JSON array of records instead of a record in each line. Write them line by line: "
         f"jq -c '.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: {{\"messages\": […]}}."
     )
 
