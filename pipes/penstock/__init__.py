@@ -10,8 +10,8 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 
 Each package is one room. A room imports only from the rooms listed below it::
 
-    __main__       python -m penstock bench, state, index
-    _command       the commands behind it: measure and compare loaders, explain saved states, index files
+    __main__       python -m penstock bench, state, index, cache
+    _command       the commands behind it: measure loaders, show saved states and caches, index files
     testing        the laws, as tests that users run on their own graphs
     formats        data in files of common formats: one file per format
     nodes, orders, statistics  the public names of _nodes, _random and _observe, and nothing else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -19,12 +20,8 @@ from torch.utils.data import DataLoader
 
 import penstock
 from penstock.__main__ import main
-from penstock._command.bench import Measured, Reader, rows_of, text_of, verdict
-from penstock._command.compare import Candidate, recommended
-from penstock._command.compare import text_of as comparison
-from penstock._command.memory import memory_of_processes
-from penstock._command.target import TargetError, with_workers
-from penstock._statistics import Durations, LoaderStatistics
+from penstock._command.bench import Reader, Row, Turn, advice, memory_of_processes, recommended, rows_of, table
+from penstock._command.target import TargetError, built, with_workers
 
 names = map("bench_target_{}".format, itertools.count())
 
@@ -99,7 +96,7 @@ def test_waits_steps_and_boundaries_are_told_apart() -> None:
     """Seen to fail: the step counted as a wait; the boundary noted one batch late."""
     reader = Reader(Paced(0.002, 0.03))
     assert reader.first_s >= 0.03
-    loop = reader.run(1.0, 0.004)
+    loop = reader.loop(1.0, 0.004)
     reader.close()
     starts = loop.epoch_start_waits.count
     assert loop.samples == 5 * loop.batches
@@ -136,69 +133,83 @@ def test_samples_of_a_batch_are_counted(batch: Any, rows: int) -> None:
     assert rows_of(batch) == rows
 
 
-def loop_of(wait: float, step: float) -> LoaderStatistics:
-    waits, steps = (Durations(10, 10 * one, one, one, one) for one in (wait, step))
-    return LoaderStatistics(batches=11, samples=88, elapsed_s=10 * (wait + step) + 0.1, first_wait_s=0.1, waits=waits, steps=steps)
+def row(method: str, *rates: float, stall: float = 0.5, error: str = "", report: str = "") -> Row:
+    made = Row(method)
+    made.num_workers, made.first_s, made.error = 2, 0.1, error
+    made.turns = [Turn(rate, 0.03, stall, 0.005 if number else None, 10**9, report) for number, rate in enumerate(rates)]
+    return made
 
 
-def measured(wait: float, step: float, *, report: str = "") -> Measured:
-    stepped = loop_of(wait, step) if step else None
-    return Measured("X", 0.1, 0.2, loop_of(wait + step, 0.0), stepped, step, (10**9, 3), 10**8, False, report)
+def test_a_row_tells_what_a_loop_of_this_kind_would_see() -> None:
+    """Seen to fail: the mean of the turns; the wait at an epoch's start taken from a turn without one."""
+    head, line, broken = table([row("thread", 30, 1000, 20), row("process", error="RuntimeError: x")], 0.01).splitlines()
+    assert head.split("  ")[-1].strip() == "memory"
+    assert re.split("  +", line) == ["thread", "30", "20-1,000", "50%", "100 ms", "5 ms", "1.0 GB"]
+    assert re.split("  +", broken) == ["process", "RuntimeError: x"]
+    assert " - " in table([row("given", 30)], 0.0)  # without a step there is no stall
 
 
-def test_headspace_is_how_much_faster_the_loop_would_be_without_waits() -> None:
-    """Seen to fail: the stall divided by the headspace's share."""
-    text = text_of(measured(0.03, 0.01))
-    assert re.search(r"stall +75% of the time", text)
-    assert re.search(r"headspace +4.00 x", text)
-    assert re.search(r"speed +25.0 steps/s; if data were free, 100.0", text)
-    assert re.search(r"memory +1,000 MB in 3 processes, 100 MB of it before", text)
-
-
-def test_the_verdict_says_who_waits() -> None:
-    assert verdict(measured(0.03, 0.01)).startswith("data: the training step waits 75% of the time.")
-    assert verdict(measured(0.0001, 0.01)).startswith("training step: ")
-    assert verdict(measured(0.03, 0.0)).startswith("It keeps up with training steps of 30 ms or longer.")
-    assert verdict(measured(0.03, 0.01, report="data: says the loader")) == "data: says the loader"
+def test_the_advice_says_who_waits() -> None:
+    """Seen to fail: the stall divided by the share of the step."""
+    assert advice(row("given", 5, stall=0.75), 0.01).endswith(
+        "waits 75% of the time for data; without that it would run 4.00 times as fast."
+    )
+    assert "waits only 1.0% of the time" in advice(row("given", 5, stall=0.01), 0.01)
+    assert advice(row("given", 5), 0.0).startswith("It keeps up with training steps of 30 ms or longer.")
+    assert advice(row("given", 5, report="data: says the loader"), 0.01) == "data: says the loader"
+    assert advice(row("inline", 5, stall=0.01, report="data: of several turns"), 0.01).startswith(
+        "Use penstock with num_workers=0.\nThe training step waits only"
+    )
+    assert advice(row("thread", 5), 0.01).startswith('Use penstock with num_workers=2, method="thread".\n')
+    assert "penstock.sample().rng" in advice(row("thread", 5), 0.01)
 
 
 @pytest.mark.parametrize(
     ("factory", "kind"),
-    [("ours", "penstock.Loader of Slow"), ("dataset", "penstock.Loader of Slow"), ("generator", "generator"), ("Space.some", "list")],
+    [
+        ("ours", "penstock.Loader of Slow"),
+        ("dataset", "penstock.Loader of Slow"),
+        ("generator", "generator"),
+        ("Space.some", "penstock.Loader of list"),
+    ],
 )
 def test_any_iterable_is_measured(factory: str, kind: str, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a dataset, in batches. Seen to fail: "a Slow, which cannot be iterated"."""
+    """And a dataset, in batches. Seen to fail: "a Slow, which cannot be iterated"; a generator read in five turns, of which the last found its end."""
     assert bench(f"{target}:{factory}", "--step-ms", "1") == 0
-    out = capsys.readouterr().out
-    assert out.startswith(kind)
-    for line in ("built in", "first batch", "throughput", "epoch boundary", "stall", "headspace"):
-        assert f"\n{line} " in out
-    assert f"\n{'data' if factory in ('ours', 'dataset') else 'training step'}:" in out
-    assert factory != "dataset" or "batches/s of 32 " in out
+    head, line, empty, *said = capsys.readouterr().out.splitlines()
+    assert re.split("  +", head.strip()) == ["samples/s", "from-to", "stall", "first batch", "next epoch", "memory"]
+    assert line.startswith(kind)
+    assert empty == ""
+    assert said[0].startswith("data: " if "Slow" in kind else ("The training step", "data: ", "training step: "))
 
 
 def test_what_cannot_be_measured_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, message in [
-        ("nothing", "yields nothing"),
-        ("number", "returned an object of type int, which is not iterable"),
-        ("nowhere", "has no 'nowhere'"),
-        ("Space.nowhere", "has no 'Space.nowhere'"),
+        (f"{target}:nothing", "yields nothing"),
+        (f"{target}:number", "TypeError: 'int' object is not iterable"),
+        (f"{target}:Space.nowhere", "has no attribute 'nowhere'"),
+        (f"{target}:fails", "RuntimeError: no disk"),
+        ("x", "must be module:factory"),
+        ("no.such.module:f", "No module named"),
     ]:
-        assert bench(f"{target}:{name}") == 2
-        assert message in capsys.readouterr().err
-    for text, message in [("x", "must be module:factory"), ("no.such.module:f", "no module"), ("no/file.py:f", "there is no file")]:
-        assert bench(text) == 2
-        assert message in capsys.readouterr().err
-    with pytest.raises(RuntimeError, match="no disk"):
-        bench(f"{target}:fails")
+        assert bench(name) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_file_that_workers_could_not_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_loader_that_ends_too_soon_is_no_result(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target.write_text(f"{target.read_text()}\ndef short(): return iter([[1, 2], [3, 4]])\n")
+    assert bench(f"{target}:short") == 1
+    out = capsys.readouterr().out
+    assert "it can be read only once, and ended too soon." in out
+    assert out.endswith("Nothing could be measured.\n")
+
+
+def test_a_file_that_workers_could_not_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: the module of that name measured instead."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     (tmp_path / "random.py").write_text("loader = [1]")
-    assert bench(f"{tmp_path / 'random.py'}:loader") == 2
-    assert "Rename it" in capsys.readouterr().err
+    with pytest.raises(TargetError, match="Rename it"):
+        built(f"{tmp_path / 'random.py'}:loader")
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell")
@@ -213,28 +224,17 @@ def test_memory_is_that_of_all_processes() -> None:
         after = memory_of_processes()
     finally:
         child.communicate()
-    assert before is not None
-    assert after is not None
-    assert after[1] == before[1] + 1
-    assert after[0] - before[0] > 40_000_000
-
-
-def candidate(method: str, *rates: float, error: str = "") -> Candidate:
-    return Candidate(method, 2, method, error, 0.1, list(rates), [0.5] * len(rates), 10**8)
+    assert 40_000_000 < after - before < 400_000_000
 
 
 def test_the_simplest_of_the_fastest_is_recommended() -> None:
     """Seen to fail: the fastest, by whatever little."""
-    inline, thread, process = candidate("inline", 100), candidate("thread", 98, 300, 97), candidate("process", 102, 101, 103)
+    inline, thread, process = row("inline", 100), row("thread", 98, 300, 97), row("process", 102, 101, 103)
     assert recommended([inline, thread, process]) is inline
-    assert recommended([candidate("inline", 50), thread, process]) is thread
-    assert recommended([candidate("inline", 50), candidate("thread", 60), process]) is process
-    assert recommended([candidate("given", 500), inline]) is inline
-    assert recommended([candidate("inline", error="RuntimeError: x")]) is None
-    text = comparison([candidate("given", 50), inline, candidate("thread", error="RuntimeError: x")], 0.0)
-    assert text.endswith("Use penstock with num_workers=0.\nIt is 2.00 times as fast as given.")
-    assert "RuntimeError: x" in text
-    assert "Nothing could be measured." in comparison([candidate("inline", error="x")], 0.1)
+    assert recommended([row("inline", 50), thread, process]) is thread
+    assert recommended([row("inline", 50), row("thread", 60), process]) is process
+    assert recommended([row("given", 500), inline]) is inline
+    assert recommended([row("inline", error="RuntimeError: x")]) is None
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -248,23 +248,30 @@ def test_a_module_whose_classes_worker_processes_must_find_is_measured(target: P
     target.write_text(target.read_text().replace('num_workers=2, method="thread"', 'num_workers=1, multiprocessing_context="spawn"'))
     ended = run(f"{target.stem}:threads", "--seconds", "0.3", "--step-ms", "1", cwd=target.parent)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("penstock.Loader of Slow, 1 worker process")
+    assert ended.stdout.splitlines()[1].startswith("penstock.Loader of Slow, 1 worker process")
 
 
 @pytest.mark.soak
 def test_candidates_are_compared(target: Path) -> None:
-    """One of them is refused, and what the user's code prints does not get between the answers."""
-    target.write_text(f"{target.read_text()}\nprint('hello')\nSlow.set_epoch = lambda self, epoch: None\n")
+    """One of them is refused, and what the user's code prints does not get into the table. Workers start as in the user's script.
+
+    Seen to fail: in a process that is spawned, a ``DataLoader`` spawns its workers, too, and seemed a hundred times slower than it is.
+    """
+    method = "import multiprocessing, sys\nprint('started by', multiprocessing.get_start_method(), file=sys.stderr)"
+    target.write_text(f"{target.read_text()}\nprint('hello')\nSlow.set_epoch = lambda self, epoch: None\n{method}\n")
     ended = run(f"{target}:torchs", "--seconds", "0.5", "--compare", "--step-ms", "1", cwd=target.parent)
     assert ended.returncode == 0, ended.stderr
     assert "hello" not in ended.stdout
+    assert {line for line in ended.stderr.splitlines() if line.startswith("started by")} == {
+        f"started by {multiprocessing.get_start_method()}"
+    }
     assert [re.split("  +", line)[0] for line in ended.stdout.splitlines()[1:5]] == [
-        "DataLoader as given, 2 processes",
-        "penstock, no workers",
-        "penstock, 2 threads",
-        "penstock, 2 processes",
+        "torch DataLoader of Slow, num_workers=2",
+        "penstock.Loader of Slow, no workers",
+        "thread",
+        "penstock.Loader of Slow, 2 worker processes",
     ]
-    assert re.search(r"penstock, 2 threads +ValueError: Slow.set_epoch would be called", ended.stdout)
+    assert re.search(r"thread +ValueError: Slow.set_epoch would be called", ended.stdout)
     assert re.search(r"Use penstock with num_workers=\d", ended.stdout)
 
 
@@ -301,7 +308,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for given, message in [
         (DataLoader(Resumable(3)), "Resumable is an IterableDataset"),
         (penstock.Loader(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), "no ParallelMapper"),
-        (5, "object of type int"),
+        (5, "not an object of type int"),
     ]:
         with pytest.raises(TargetError, match=message):
             with_workers(given, 0, "thread", 1)

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from megatron_files import index
 
 from penstock import Cached, StateError, filtered, formats
-from penstock._command.index_one import index_file
+from penstock.__main__ import main
 from penstock._datasets.cache_record import FOOTER
 from penstock._files.files import stamp
 from penstock._files.index_file import write_index
@@ -516,10 +516,10 @@ def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.idx", "x.parquet", "x.arrow", "index.json", "kept", "index"])
-def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail: a pipe was opened, which waits for a writer, and /dev/zero was read forever."""
     (tmp_path / "x.jsonl").write_text("1\n")
-    index_file(str(tmp_path / "x.jsonl"), str(tmp_path / "x.jsonl.index"))
+    assert main(["index", str(tmp_path / "x.jsonl")]) == 0
     reads: dict[str, Callable[[Any], Any]] = {
         "x.jsonl": lambda path: jsonl(path)[0],
         "x.jsonl.index": lambda _: jsonl(tmp_path / "x.jsonl"),
@@ -535,7 +535,8 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
         file.unlink(missing_ok=True)
         put(file)
         if name == "index":
-            assert "is a pipe or a device" in index_file(str(file), f"{file}.index").error
+            assert main(["index", str(file)]) == 1
+            assert "is a pipe or a device" in capsys.readouterr().err
         else:
             with pytest.raises(ValueError, match=rf"{name} is a pipe or a device, but only regular files can be read"):
                 reads[name](str(file))
@@ -545,7 +546,7 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
 def test_a_file_without_bound_is_not_read_to_its_end(name: str, tmp_path: Path) -> None:
     """Seen to fail: all of it was read into memory before its size was compared."""
     (tmp_path / "x.jsonl").write_text("1\n")
-    index_file(str(tmp_path / "x.jsonl"), str(tmp_path / "x.jsonl.index"))
+    assert main(["index", str(tmp_path / "x.jsonl")]) == 0
     (tmp_path / "x.idx").write_bytes(index([1], [0, 1]))
     Cached(range(9), tmp_path)
     (tmp_path / "index.json").touch()

@@ -21,7 +21,7 @@ from fsspec import asyn
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from penstock._command.index_one import format_of
+from penstock._command.index import format_of
 from penstock._files import files as module
 from penstock._files.files import Stamp, decompressed, opened, stamp, whole
 from penstock._files.index_file import place_of

@@ -58,8 +58,8 @@ THREADS_AND_LOCKS = {  # the files that may start threads or processes, or hold 
     "_streams.open_shards": "all threads that read a dataset share its open files",
     "_streams.lanes": "all threads that read a stream share its lanes, each of which moves for one of them at a time",
     "_streams.tables": "many files are looked into at once, because each look waits for a disk or a network",
-    "_command.indexing": "files are indexed in processes, because that is work for all cores",
-    "_command.compare": "each candidate is measured in a process of its own, which no other one has warmed up",
+    "_command.index": "files are indexed in processes, because that is work for all cores",
+    "_command.bench": "each candidate is measured in a process of its own, which no other one has warmed up",
 }
 ASKED = {  # what any file may use: it starts nothing and locks nothing. It tells where the code runs, or hands a descriptor to a process that is being started.
     "threading.current_thread",
@@ -78,7 +78,8 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "pytorch_lightning": "integrations.lightning",
     "transformers": "integrations.transformers",
     "matplotlib": "_observe.picture",
-    "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker _command.indexing_on_ray",
+    "tqdm": "_streams.progress",
+    "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker _command.index",
 }
 FOR_ALL = {"numpy", "torch"}
 ALIASES = {"OnError", "Tail"}  # types made of others, which know no name of their own

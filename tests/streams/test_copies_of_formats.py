@@ -16,7 +16,7 @@ from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
-from penstock._command.index_one import index_file
+from penstock.__main__ import main
 from penstock._files.cache_notes import Notes
 from penstock._files.copies import CacheFolder
 from penstock._files.paths import Reach
@@ -58,7 +58,7 @@ def test_copies_are_read_in_place_of_the_files(kind: str, how: str, tmp_path: Pa
         with fsspec.open(f"memory://data/{file}.{kind}", "wb", compression="infer") as out:
             out.write(make(file))
         if how == "known" and kind not in ("parquet", "mds"):
-            assert not index_file(f"memory://data/{file}.{kind}", str(tmp_path / f"{file}.{kind}.index")).error
+            assert main(["index", f"memory://data/{file}.{kind}", "--index", str(tmp_path)]) == 0
             words["index"] = str(tmp_path)
     size = sum(store.info(f"data/{file}.{kind}")["size"] for file in range(FILES))
     if kind == "mds":
@@ -121,7 +121,7 @@ def test_what_is_read_where_it_is_is_not_read_in_two_versions(kind: str, tmp_pat
         store.pipe("data/0.idx", index([10] * 10, range(11)))
         data = formats.megatron_documents(path, cache_dir=tmp_path / "cache", max_cache_size=1)
     else:
-        assert not index_file(path, str(tmp_path / f"0.{kind}.index")).error
+        assert main(["index", path, "--index", str(tmp_path)]) == 0
         data = formats.jsonl(path, index=tmp_path, cache_dir=tmp_path / "cache", max_cache_size=1)
     with closing(data), Loader.from_dataset(data, batch_size=5, shuffle=True, collate_fn=list) as loader:
         assert len(list(loader)) > 1
@@ -155,8 +155,8 @@ def test_arrow_files_need_room_for_all(tmp_path: Path, fetches: list[str]) -> No
 def test_an_index_is_kept_with_its_file(tmp_path: Path, fetches: list[str]) -> None:
     for file in range(FILES):
         fsspec.filesystem("memory").pipe(f"data/{file}.jsonl", jsonl(file))
-        assert not index_file(f"memory://data/{file}.jsonl", str(tmp_path / "index")).error
-        fsspec.filesystem("memory").pipe(f"data/{file}.jsonl.index", (tmp_path / "index").read_bytes())
+        assert main(["index", f"memory://data/{file}.jsonl", "--index", str(tmp_path)]) == 0
+        fsspec.filesystem("memory").pipe(f"data/{file}.jsonl.index", (tmp_path / f"{file}.jsonl.index").read_bytes())
     for _ in range(2):
         fetches.clear()
         with closing(formats.jsonl("memory://data/*.jsonl", cache_dir=tmp_path, max_cache_size="1MB")) as data:

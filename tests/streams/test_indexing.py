@@ -104,30 +104,34 @@ class TestTheFile:
 
 def run(capsys, *arguments):
     code = main(["index", *arguments])
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     # A slow machine shows how far it is.
-    return code, said.out, "".join(line for line in said.err.splitlines(keepends=True) if not line.startswith("indexing: "))
+    return code, printed.out, "".join(line for line in printed.err.splitlines(keepends=True) if not line.startswith("indexing: "))
+
+
+def said(new, records, up_to_date=0, not_needed=0, failed=0):
+    return f"indexed {new} files ({records} records); up to date: {up_to_date}, no index needed: {not_needed}, failed: {failed}\n"
 
 
 class TestTheCommand:
     def test_indexes_what_has_changed(self, capsys):
         write_jsonl("a.jsonl", 3)
         write_tar("b.tar", 5)
-        assert run(capsys, "*.jsonl", "b.tar") == (0, "indexed 2 files (8 records)\n", "")
+        assert run(capsys, "*.jsonl", "b.tar") == (0, said(2, 8), "")
         assert len(index_of("a.jsonl")) == 4
         assert len(index_of("b.tar")) == 6
-        assert run(capsys, "*") == (0, "indexed 0 files (0 records); 2 files up to date (8 records)\n", "")
+        assert run(capsys, "*") == (0, said(0, 0, up_to_date=2), "")
         write_jsonl("a.jsonl", 4)
-        assert run(capsys, "*") == (0, "indexed 1 file (4 records); 1 file up to date (5 records)\n", "")
+        assert run(capsys, "*") == (0, said(1, 4, up_to_date=1), "")
         os.truncate("b.tar.index", 120)
-        assert run(capsys, "*") == (0, "indexed 1 file (5 records); 1 file up to date (4 records)\n", "")
+        assert run(capsys, "*") == (0, said(1, 5, up_to_date=1), "")
         assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "b.tar.index"]
 
     def test_parquet_needs_none(self, capsys):
         for name in ("a.parquet", "b.arrow"):
             with open(name, "w"):
                 pass
-        assert run(capsys, "*") == (0, "indexed 0 files (0 records); 2 files of arrow or parquet, which need no index\n", "")
+        assert run(capsys, "*") == (0, said(0, 0, not_needed=2), "")
 
     @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
     def test_does_the_rest_if_one_fails(self, capsys, workers):
@@ -136,7 +140,7 @@ class TestTheCommand:
         with open("b.tar", "w"), open("notes.txt", "w"):
             pass
         code, out, err = run(capsys, "*", "gone.jsonl", "--workers", workers)
-        assert (code, out) == (1, "indexed 2 files (8 records); 3 files failed\n")
+        assert (code, out) == (1, said(2, 8, failed=3))
         lines = sorted(err.splitlines())
         assert lines[0].startswith("penstock index: b.tar: b.tar cannot be read as a tar at byte 0: it is empty")
         assert "No such file or directory: 'gone.jsonl'" in lines[1]
@@ -150,7 +154,7 @@ class TestTheCommand:
         with open(f"a.jsonl.{suffix}", "wb") as file:
             file.write(gzip.compress(b"{}")[:10] + b"\xff" * 20 if suffix == "gz" else b"{}")
         code, out, err = run(capsys, "*")
-        assert (code, out) == (1, "indexed 1 file (3 records); 1 file failed\n")
+        assert (code, out) == (1, said(1, 3, failed=1))
         assert err.startswith(f"penstock index: a.jsonl.{suffix}: ")
 
     def test_indexes_what_is_elsewhere_into_a_folder(self, capsys):
@@ -160,11 +164,8 @@ class TestTheCommand:
             code, _, err = run(capsys, "memory://box/*.jsonl")
             assert code == 1
             assert err.count("an index cannot be written next to it. Pass --index FOLDER.") == 2
-            assert run(capsys, "memory://box/*.jsonl", "--index", "indices")[:2] == (0, "indexed 2 files (4 records)\n")
-            assert (
-                run(capsys, "memory://box/*.jsonl", "--index", "indices")[1]
-                == "indexed 0 files (0 records); 2 files up to date (4 records)\n"
-            )
+            assert run(capsys, "memory://box/*.jsonl", "--index", "indices")[:2] == (0, said(2, 4))
+            assert run(capsys, "memory://box/*.jsonl", "--index", "indices")[1] == said(0, 0, up_to_date=2)
             dataset = jsonl("memory://box/{0,1}.jsonl", index="indices")
             assert [dataset[k] for k in range(4)] == [1, 2, 1, 2]
             dataset.close()
@@ -179,9 +180,9 @@ class TestTheCommand:
                 write_tar("0.tar", n)
                 files.put("0.tar", f"/{version}/0.tar")
             assert files.size("/v1/0.tar") == files.size("/v2/0.tar")
-            assert run(capsys, "memory://v1/0.tar", "--index", "indices")[:2] == (0, "indexed 1 file (6 records)\n")
+            assert run(capsys, "memory://v1/0.tar", "--index", "indices")[:2] == (0, said(1, 6))
             first = tar("memory://v1/0.tar", index="indices")
-            assert run(capsys, "memory://v2/0.tar", "--index", "indices")[:2] == (0, "indexed 1 file (9 records)\n")
+            assert run(capsys, "memory://v2/0.tar", "--index", "indices")[:2] == (0, said(1, 9))
             assert len(tar("memory://v2/0.tar", index="indices")) == 9
             with pytest.raises(
                 ValueError, match=r"indices/0.tar.index has changed since it was first read: it was rewritten for .* or for another"
@@ -215,7 +216,7 @@ class TestTheCommand:
         write_jsonl("a.jsonl", 3)
         if then is not None:
             os.utime("a.jsonl", ns=(then, then))
-        assert run(capsys, "a.jsonl")[:2] == (0, "indexed 1 file (3 records)\n")
+        assert run(capsys, "a.jsonl")[:2] == (0, said(1, 3))
         assert len(list(jsonl("a.jsonl"))) == 3
         write_jsonl("a.jsonl", 3)
         if now is not None:
@@ -223,14 +224,14 @@ class TestTheCommand:
         with pytest.raises(ValueError, match=r"a\.jsonl has changed since it was indexed: it was written to"):
             jsonl("a.jsonl")[0]
 
-    @pytest.mark.parametrize(("said", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not report its size")])
-    def test_what_a_store_may_say(self, capsys, monkeypatch, said, error):
+    @pytest.mark.parametrize(("told", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not report its size")])
+    def test_what_a_store_may_say(self, capsys, monkeypatch, told, error):
         """Seen to fail: both indices were written, and "damaged" whenever they were read."""
         files = fsspec.filesystem("memory")
         files.pipe({"/box/a.jsonl": b"1\n2\n"})
         try:
             info = files.info
-            monkeypatch.setattr(type(files), "info", lambda self, path, **_: {**info(path), **said})
+            monkeypatch.setattr(type(files), "info", lambda self, path, **_: {**info(path), **told})
             code, _, err = run(capsys, "memory://box/a.jsonl", "--index", "indices")
             assert (code, error in err) == (bool(error), True)
             assert os.path.exists("indices") == (not error)

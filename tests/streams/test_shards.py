@@ -192,21 +192,13 @@ class TestNames:
 
     @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize("kind", [dataset, stream])
-    def test_of_a_state_of_an_older_version_are_unknown(self, caplog, kind, mixed):
-        """It loads, and one line says so."""
+    def test_a_state_without_them_is_refused(self, kind, mixed):
         data = kind(self, self.PATHS)
         loader = Loader.from_dataset(Mix({"a": data}, {"a": 1}, epoch_size=9) if mixed else data)
         state = json.loads(loader.state_dict()["penstock"])
         del state["settings"]["shard_names"]
-        if kind is TestNames.stream:
-            state["settings"].pop("orders", None)
-            state["settings"]["sources" if mixed else "names"] = "0123456789abcdef"
-        loader.load_state_dict({"penstock": json.dumps(state)})
-        (record,) = caplog.records
-        assert "did not save the names of the shards, in their order" in record.getMessage()
-        caplog.clear()
-        loader.load_state_dict(loader.state_dict())  # now it has them
-        assert not caplog.records
+        with pytest.raises(penstock.StateMismatch, match="shard_names was missing and is"):
+            loader.load_state_dict({"penstock": json.dumps(state)})
 
     def test_of_files_that_a_format_lists(self, tmp_path):
         """Files of tokens, and pieces of files. A pattern is sorted, so it is the same wherever the files were listed."""

@@ -16,7 +16,7 @@ from small_files import RECORDS, arrow, jsonl, parquet, tar
 import datasets
 from penstock import Cached, Filter, Loader, Mix, Packs, Shards, StateMismatch, Stream, formats
 from penstock.__main__ import main
-from penstock._command.indexing import index_files
+from penstock._command.index import index_files
 from penstock._streams import lanes, shard_keys
 
 FILES = 6

@@ -36,8 +36,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
 from penstock import Loader
-from penstock._command.indexing import index_files
-from penstock._command.indexing_on_ray import outcomes
+from penstock._command.index import index_files, outcomes_of
 from penstock._workers import ray_actors
 from penstock.formats import jsonl
 from penstock.testing import assert_resumes_everywhere
@@ -622,13 +621,13 @@ def files_are_indexed_there() -> None:
     files = [Path(place, f"{k}.jsonl") for k in range(20)]
     for k, file in enumerate(files):
         file.write_text("".join(f"{line}\n" for line in range(100 * k)))
-    with closing(outcomes({str(file): f"{file}.index" for file in files})) as some:  # type: ignore[type-var]
+    with closing(outcomes_of({str(file): f"{file}.index" for file in files}, "ray")) as some:  # type: ignore[type-var]
         assert [next(some).error for _ in range(3)] == [""] * 3
     before = len([*Path(place).glob("*.index")])
     assert indexed(*files, workers="ray", out=said) == 0
     assert 3 <= before < 20
     assert f"indexed {20 - before} files" in said.getvalue()
-    assert f"{before} files up to date" in said.getvalue()
+    assert f"up to date: {before}," in said.getvalue()
     other = folder()
     assert indexed(*files, index=other) == 0
     for file in files:
@@ -645,7 +644,7 @@ def bench_compares_them_too() -> None:
     Path("to_compare.py").write_text("import torch\n\ndef data(): return [*torch.arange(100)]\n")
     command = [sys.executable, "-m", "penstock", "bench", "to_compare.py:data", "--compare", "--seconds", "1", "--workers", "1"]
     found = subprocess.run(command, env={**os.environ, "RAY_ADDRESS": CLUSTER.address}, stdout=subprocess.PIPE, text=True, check=True)
-    assert re.search(r"penstock, 1 Ray workers +[\d,]+ ", found.stdout), found.stdout
+    assert re.search(r"penstock.Loader of list, 1 Ray worker +[\d,]+ ", found.stdout), found.stdout
 
 
 @long_case

@@ -1,1 +1,1 @@
-"""``python -m penstock``: measure and compare loaders, and explain their saved states."""
+"""The commands of ``python -m penstock``: measure loaders, show saved states and caches, index files."""

@@ -126,7 +126,7 @@ class Cached(Shown):
         return int(np.count_nonzero(self._opened().entries))
 
     def fill(self, *, num_workers: int = 0, method: Literal["thread", "process"] = "process") -> None:
-        """Load every sample that is not cached yet, so that no epoch has to. Progress is shown on a terminal, or else logged every ten seconds.
+        """Load every sample that is not cached yet, so that no epoch has to. Progress is shown on a terminal if tqdm is installed, or else logged every ten seconds.
 
         Without this call, the first epoch fills the cache. Several processes may fill a cache at once; they share the work.
 

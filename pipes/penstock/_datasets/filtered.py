@@ -44,7 +44,7 @@ def filtered(
 ) -> Subset[Any]:
     """The samples of ``dataset`` for which ``predicate(sample)`` is true, in their order, as a ``Subset``.
 
-    Every sample is loaded once, during this call, on every rank, unless the file ``cache`` exists. Progress is shown on a terminal, or else logged every ten seconds. Unlike a filter that runs
+    Every sample is loaded once, during this call, on every rank, unless the file ``cache`` exists. Progress is shown as by `Cached.fill`. Unlike a filter that runs
     during loading, the result has a length, and its order, sharding and states work as for any dataset. It has no order of its own.
 
     Args:

@@ -1,4 +1,4 @@
-"""Reads a whole dataset once, on this rank alone, and shows progress: a bar on a terminal, or else a log line every ten seconds."""
+"""Reads a whole dataset once, on this rank alone, and shows progress."""
 
 from __future__ import annotations
 

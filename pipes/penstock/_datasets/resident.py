@@ -42,7 +42,7 @@ class Resident(ArrayDataset):
 
     Args:
         dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, and all have the same shape. It is read once, during construction. Progress is shown
-            on a terminal, or else logged every ten seconds.
+            on a terminal if tqdm is installed, or else logged every ten seconds.
         device: Where to hold it; default: the CPU.
         transform: Applied to each sample once, during loading; it must not be random.
         augment: Called for each batch, on the device, with the batch and the `BatchRng` of its samples.

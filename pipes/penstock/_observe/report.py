@@ -9,7 +9,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._workers.limits import cores
 
 if TYPE_CHECKING:
-    from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
+    from penstock._statistics import CopyStatistics, Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
 
 _STALLED = 0.1
 """If a loop waits for a larger share of its time, the data is the bottleneck."""
@@ -55,7 +55,7 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
     waits, steps = statistics.waits, statistics.steps
     lines = [
         _verdict(statistics, names),
-        f"batches: {statistics.batches:,} in {_time(statistics.elapsed_s)}, {statistics.samples_per_s:,.0f} samples/s; the first came after {_time(statistics.first_wait_s)}",
+        f"batches: {statistics.batches:,} in {time_of(statistics.elapsed_s)}, {statistics.samples_per_s:,.0f} samples/s; the first came after {time_of(statistics.first_wait_s)}",
         f"waits: {_spread(waits)}; at the start of an epoch {_spread(statistics.epoch_start_waits)}",
         f"steps: {_spread(steps)}",
     ]
@@ -65,9 +65,7 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
             unit = "sample" if what in ("load", "transform") else "batch"
             lines.append(f"{what}: {_spread(durations)} a {unit}")
     if (c := statistics.copies) is not None:
-        lines.append(
-            f"copies: {c.hits:,} files were there, {c.fetches:,} were fetched ({_size(c.fetched_bytes)}), {c.misses:,} had no room; {_time(c.wait_s)} of waiting for them"
-        )
+        lines.append(f"copies: {copies_in(c)}")
     choice = next((node.workers.choice for node in statistics.nodes if node.workers is not None), None)
     if choice is not None:
         lines.append(f"workers: {choice.workers}, by num_workers='auto'{'' if choice.settled else ', which still tries'}: {choice.why}")
@@ -75,7 +73,12 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
     return "\n".join(lines)
 
 
-def _size(nbytes: int) -> str:
+def copies_in(c: CopyStatistics) -> str:
+    """What was done with copies."""
+    return f"{c.hits:,} files were there, {c.fetches:,} were fetched ({size_of(c.fetched_bytes)}), {c.misses:,} had no room; {time_of(c.wait_s)} of waiting for them"
+
+
+def size_of(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
 
 
@@ -88,20 +91,20 @@ def _verdict(s: LoaderStatistics, names: Names) -> str:
     if s.stall_share < _STALLED:
         spare = workers is not None and workers.method != "inline" and workers.choice is None and workers.busy_share < _BUSY / 2
         advice = f" The workers are {workers.busy_share:.0%} busy: fewer are enough." if spare and workers is not None else ""
-        return f"training step: the loop waited {s.stall_share:.0%} of the time for data, and a step takes {_time(s.steps.p50_s)}: make the step faster.{advice}"
+        return f"training step: the loop waited {s.stall_share:.0%} of the time for data, and a step takes {time_of(s.steps.p50_s)}: make the step faster.{advice}"
     if mapper is None or workers is None:
         return f"data: {share}, reading {names.source}: put the work into a ParallelMapper."
     device = next((node for node in s.nodes if node.name in ("PinMemory", "ToDevice")), None)
     device_s = 0.0 if device is None else device.work_s
     source_s = mapper.source_wait_s / max(1, s.batches)
     if workers.method != "inline" and source_s + _typical_s(s) < _TINY_S and device_s < workers.wait_s:
-        return f"data: {share}; a batch is only {_time(_typical_s(s))} of work, and sending it to a worker and back costs as much: use num_workers=0, or larger batches."
+        return f"data: {share}; a batch is only {time_of(_typical_s(s))} of work, and sending it to a worker and back costs as much: use num_workers=0, or larger batches."
     most = max(mapper.source_wait_s, workers.wait_s, device_s)
     if most == mapper.source_wait_s:
         return _slow_source(s, share, mapper, names)
     if device is not None and most == device_s:
         return (
-            f"data: {share}; {_time(s.to_device.mean_s)} per batch are spent in {device.name}, copying to the device: copy less (smaller types, such as uint8 instead of "
+            f"data: {share}; {time_of(s.to_device.mean_s)} per batch are spent in {device.name}, copying to the device: copy less (smaller types, such as uint8 instead of "
             f"float32, converted on the device), or use smaller batches."
         )
     return f"data: {share}; " + _slow_work(s, mapper, workers, names)
@@ -111,7 +114,7 @@ def _slow_source(s: LoaderStatistics, share: str, mapper: NodeStatistics, names:
     upstream = s.nodes[: s.nodes.index(mapper)]
     slowest = max(upstream, key=lambda node: node.work_s, default=None)
     what = names.source if slowest is None or slowest is upstream[0] else slowest.name
-    each = _time(mapper.source_wait_s / max(1, s.batches))
+    each = time_of(mapper.source_wait_s / max(1, s.batches))
     return (
         f"data: {share}; {each} per batch are spent reading {what} one item at a time, which workers cannot speed up: make it cheaper, "
         f"or move its work into {names.instead}, which runs in the workers."
@@ -123,21 +126,21 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
     inline = workers.method == "inline"
     if s.copies is not None and s.copies.wait_s > (s.waits.total_s + s.epoch_start_waits.total_s) / 2:
         return (
-            f"the network is the bottleneck: readers have waited {_time(s.copies.wait_s)} for copies, and {_size(s.copies.fetched_bytes)} were fetched: "
+            f"the network is the bottleneck: readers have waited {time_of(s.copies.wait_s)} for copies, and {size_of(s.copies.fetched_bytes)} were fetched: "
             f"use a larger ahead=, more room (max_cache_size=), or a closer store."
         )
     slow = s.load if s.load.max_s >= s.transform.max_s else s.transform
     if slow.max_s > _STRAGGLES * slow.p95_s and slow.max_s > _TINY_S and _late_share(s) > 0.5:
         name = names.load if slow is s.load else names.transform
         return (
-            f"most of that for a few slow samples: index {cut(repr(slow.slowest), 80)} took {_time(slow.max_s)} in {name}, but 19 of 20 take less than {_time(slow.p95_s)}: check "
+            f"most of that for a few slow samples: index {cut(repr(slow.slowest), 80)} took {time_of(slow.max_s)} in {name}, but 19 of 20 take less than {time_of(slow.p95_s)}: check "
             f"that sample, or load further ahead (prefetch_factor)."
         )
     if inline and _typical_s(s) < _TINY_S:
         many = f", or {names.load[:-2]}s__" if names.load.endswith(".__getitem__") else ""
-        return f"a batch is only {_time(_typical_s(s))} of work, which workers would not speed up: larger batches{many}."
+        return f"a batch is only {time_of(_typical_s(s))} of work, which workers would not speed up: larger batches{many}."
     if not inline and s.transfer.total_s > workers.wait_s / 2:
-        return f"{_time(s.transfer.mean_s)} per batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
+        return f"{time_of(s.transfer.mean_s)} per batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
     if not inline and workers.busy_share < _BUSY:
         return (
             f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary this much. Use a larger prefetch_factor "
@@ -154,7 +157,7 @@ def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool, ch
     seconds = (s.load.mean_s, s.transform.mean_s, s.collate.mean_s / max(1.0, per_batch))
     mine, whole = max(seconds), sum(seconds)
     stage = seconds.index(mine)  # not by their names: two may be called <lambda>
-    where = f"{_time(mine)} of {_time(whole)} a sample are in {(names.load, names.transform, names.collate)[stage]}"
+    where = f"{time_of(mine)} of {time_of(whole)} a sample are in {(names.load, names.transform, names.collate)[stage]}"
     more = "num_workers=2 or more" if inline else "more workers"
     if choice is not None and choice.settled:
         return f"{where}: cheaper work there; num_workers='auto' adds no workers: {choice.why}."
@@ -219,10 +222,10 @@ def _spread(durations: Durations) -> str:
     if not durations.count:
         return "none"
     at = "" if durations.slowest is None else f" (index {cut(repr(durations.slowest), 80)})"
-    return f"p50 {_time(durations.p50_s)}, p95 {_time(durations.p95_s)}, max {_time(durations.max_s)}{at}"
+    return f"p50 {time_of(durations.p50_s)}, p95 {time_of(durations.p95_s)}, max {time_of(durations.max_s)}{at}"
 
 
-def _time(seconds: float) -> str:
+def time_of(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1 or unit == "µs":
             return f"{seconds * factor:.3g} {unit}"

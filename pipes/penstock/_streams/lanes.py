@@ -307,7 +307,7 @@ class _Search:
 
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
-            self._progress.clear()
+            self._progress.close()
 
 
 _END: Final = object()

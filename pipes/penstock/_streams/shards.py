@@ -90,7 +90,7 @@ class Shards(Sharded):
         """The number of records in each shard: int64, shape ``(shards,)``."""
         if len(self.counts) != len(self.shards):
             raise ValueError(f"got {len(self.counts)} counts for {len(self.shards)} shards. Pass one count per shard.")
-        self._cuts, self._cuts_unshuffled = order.lanes, lanes or 1
+        self._cuts, self._cuts_unshuffled = order.cuts, lanes or 1
         self._window = window
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
@@ -140,11 +140,11 @@ class Shards(Sharded):
             order = ShardOrder(self.counts, self._cuts_unshuffled, shuffle=False)
         if self._settings is not None:
             order.say(data=self._settings)
-        self._open.schedule = schedule_of(self.shards, order.opens, order.lanes)
+        self._open.schedule = schedule_of(self.shards, order.opens, order.cuts)
         self._open.owned = reads_forward(self._opener)
         if self._open.owned:
             # In lanes that `ShardOrder` cuts out of an epoch, whose end is known. Tells the loader to give each to one worker.
-            self.forward_cuts: int | None = order.lanes
+            self.forward_cuts: int | None = order.cuts
         return order
 
     def read_by_all(self) -> None:

@@ -32,19 +32,19 @@ def cores(root: Path = _ROOT) -> float:
 
 def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes that this process may still take; None if unknown. Memory that the kernel would drop, such as cached files, counts as free."""
-    found = [1024 * kib for kib in _entries(root / "proc/meminfo", "MemAvailable:")]
+    found = [1024 * kib for kib in entries(root / "proc/meminfo", "MemAvailable:")]
     for group in _groups("memory", root):
         most = [*_numbers(group / "memory.max"), *_numbers(group / "memory.limit_in_bytes")]
         used = [*_numbers(group / "memory.current"), *_numbers(group / "memory.usage_in_bytes")]
         if most and used and most[0] < _NONE:
-            cached = [*_entries(group / "memory.stat", "total_inactive_file"), *_entries(group / "memory.stat", "inactive_file"), 0]
+            cached = [*entries(group / "memory.stat", "total_inactive_file"), *entries(group / "memory.stat", "inactive_file"), 0]
             found.append(max(0, most[0] - used[0] + cached[0]))
     return min(found) // _ranks_here() if found else None
 
 
 def own_memory(pid: int, root: Path = _ROOT) -> int | None:
     """Bytes that only process ``pid`` uses; None if unknown."""
-    private = sum(_entries(root / f"proc/{pid}/smaps_rollup", "Private_Clean:", "Private_Dirty:"))
+    private = sum(entries(root / f"proc/{pid}/smaps_rollup", "Private_Clean:", "Private_Dirty:"))
     return 1024 * private or None
 
 
@@ -70,7 +70,7 @@ def _numbers(file: Path) -> list[int]:
         return []
 
 
-def _entries(file: Path, *names: str) -> list[int]:
+def entries(file: Path, *names: str) -> list[int]:
     """The numbers that follow ``names`` in a file of lines."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]

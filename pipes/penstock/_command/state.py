@@ -1,0 +1,115 @@
+"""``python -m penstock state``: prints a saved state, and what it means. The file is untrusted: nothing in it is unpickled or executed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+
+from penstock._arguments import cut
+from penstock._errors import StateError
+from penstock._loader.state_dict import KEY, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def show(path: str, out: TextIO, err: TextIO) -> int:
+    """Print the states in a file: where each resumes, what it needs, on which ranks it loads, and its JSON.
+
+    Args:
+        path: A JSON file, or one written by ``torch.save``: a state, or anything that holds states under any keys.
+        out: Stream for the output.
+        err: Stream for errors.
+
+    Returns:
+        The exit code: 0 if there is a state and each one can be read, else 1.
+    """
+    try:
+        found = list(_states(_loaded(path), path, set()))
+    except (OSError, StateError, RecursionError) as exc:
+        print(f"penstock state: {cut(str(exc), 1000)}", file=err)
+        return 1
+    if not found:
+        print(f"penstock state: {path} contains no penstock state. Save what loader.state_dict() returns.", file=err)
+    damaged = 0
+    for place, state in found:
+        try:
+            whole = parsed(state)
+            print(place, *_sentences(whole["settings"], whole["state"]), json.dumps(whole, indent=2), sep="\n", file=out)
+        except ValueError as exc:  # a StateError; or Python refuses to print a number with more than 4300 digits
+            damaged += 1
+            print(f"penstock state: {place} is damaged: {cut(str(exc), 1000)}", file=err)
+    return 0 if found and not damaged else 1
+
+
+def _sentences(settings: dict[str, Any], state: Any) -> tuple[str, str, str]:
+    at: dict[str, Any] = {}
+    while isinstance(state, dict):  # from the outermost node to the source, which has the position
+        at |= state
+        state = state.get("source")
+    return _where(settings, at), _needs(settings), _ranks(at)
+
+
+def _where(settings: dict[str, Any], at: dict[str, Any]) -> str:
+    epoch, position, left = _said(at.get("epoch")), at.get("position"), at.get("left", 0)
+    if position is None and at.get("source", at) is None:
+        return f"It is at the end of epoch {epoch}, all of which was delivered: the next loop over it is empty."
+    if not isinstance(position, int) or not isinstance(left, int):
+        return f"It resumes in epoch {epoch}."
+    grouped = {"packs": "packs", "buckets": "batches"}.get(str(settings.get("groups")))
+    unit = grouped or ("samples" if "batches_of" in settings else "batches" if "checksum" in at else "items")
+    of = f" of {settings['length']:,}" if isinstance(settings.get("length"), int) and not grouped else ""
+    whose = "the share of the rank that saved it" if settings.get("split") == "own" else "all ranks together"
+    return f"It resumes in epoch {epoch}, after {position - left:,}{of} {unit} of {whose}."  # the next epoch of a stream begins with what is left
+
+
+def _needs(settings: dict[str, Any]) -> str:
+    names = [name for name in ("order", "source", "dataset_length", "seed", "sample_seed") if name in settings]
+    return f"It needs a loader with the same settings: {', '.join(f'{name}={_said(settings[name])}' for name in names) or 'those below'}."
+
+
+def _ranks(at: dict[str, Any]) -> str:
+    if "world_size" not in at:
+        return "It loads on any number of ranks, with any number of workers and any batch size."
+    ranks = f"{_said(at['world_size'])} ranks"
+    return f"It loads only as rank {_said(at['rank'])} of {ranks}." if "rank" in at else f"It loads only on {ranks}."
+
+
+def _said(value: Any) -> str:
+    return cut(json.dumps(value).strip('"'), 80)
+
+
+def _states(one: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Every dict with our key and a string value, and the path to it."""
+    if not isinstance(one, dict | list | tuple) or id(one) in seen:
+        return
+    seen.add(id(one))
+    if isinstance(one, dict) and isinstance(one.get(KEY), str):
+        yield place, one
+    for key, value in one.items() if isinstance(one, dict) else enumerate(one):
+        yield from _states(value, f"{place}[{cut(repr(key), 60)}]", seen)
+
+
+def _loaded(path: str) -> Any:
+    """The file's contents: JSON, or what ``torch.load`` returns without unpickling anything but tensors and plain data.
+
+    Raises:
+        StateError: It is neither.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        is_zip = file.read(2) == b"PK"
+        file.seek(0)
+        text = b"" if is_zip else file.read(2**28)
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # mapped, so that tensors are not read
+    except Exception as exc:
+        raise StateError(
+            f"{path} is neither JSON nor a torch.save file that contains only tensors and plain data ({type(exc).__name__}: {str(exc).partition(chr(10))[0]}). Other objects "
+            f"are not unpickled, because the file may be untrusted. Save the loader's state in a separate file: json.dump(loader.state_dict(), file)."
+        ) from exc
