@@ -127,8 +127,11 @@ def shard_cost(counted: bool, world_size: int, batches: int) -> dict[str, float]
     """The same over many shards, with the seconds and the memory that it takes to begin."""
     names = [f"s3://bucket/corpus/part-{number:06}.jsonl.zst" for number in range(SHARDS)]
     memory, start = resident_mb(), time.perf_counter()
-    how: dict[str, Any] = {"counts": [RECORDS] * SHARDS} if counted else {"epoch_size": 2**20 * world_size, "lanes": 8 * world_size}
-    order = penstock.Shards(names, open=lines_of, **how).order(shuffle=True, seed=1)
+    if counted:
+        data: Any = penstock.Shards(names, open=lines_of, counts=[RECORDS] * SHARDS)
+    else:
+        data = penstock.Stream(names, open=lines_of, epoch_size=2**20 * world_size, lanes=8 * world_size)
+    order = data.order(shuffle=True, seed=1)
     assert order is not None
     begun = index_cost(order, world_size, 1)
     begin_s = time.perf_counter() - start

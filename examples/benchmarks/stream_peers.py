@@ -984,7 +984,7 @@ def elastic_ours(folder: Path, **options: Any) -> Run:
         loaders = []
         for rank in range(ranks):
             kept = [penstock.Filter(not_a_multiple_of_three), penstock.Shuffle(32)]
-            data = penstock.Shards(96, Numbers(), epoch_size=ITEMS, lanes=24, steps=kept, bookmarks=str(folder / "bookmarks"))
+            data = penstock.Stream(96, Numbers(), epoch_size=ITEMS, lanes=24, steps=kept, bookmarks=str(folder / "bookmarks"))
             loaders.append(
                 penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, rank=rank, world_size=ranks, **options)
             )

@@ -170,7 +170,7 @@ def penstock(folder: Path, job: Job) -> Opened:
     common |= {"rank": job.rank, "world_size": job.ranks, "collate_fn": plain}
     if job.kept or job.held:
         steps = [*([penstock.Filter(job.kept)] if job.kept else []), *([penstock.Shuffle(job.held)] if job.held else [])]
-        data: Any = penstock.Shards(24, OneShard(job), epoch_size=job.n // 2, lanes=8, steps=steps, bookmarks=str(folder / "bookmarks"))
+        data: Any = penstock.Stream(24, OneShard(job), epoch_size=job.n // 2, lanes=8, steps=steps, bookmarks=str(folder / "bookmarks"))
     else:
         data = ByIndex(job)
     if job.elsewhere:

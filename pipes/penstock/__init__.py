@@ -25,6 +25,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     _workers       threads and processes that run the tasks; independent of the data
     _random        pure functions of (seed, epoch, position)
     _memory        where batches live: trees of tensors, buffers, slots, shared memory
+    _files         files, local or remote: paths, versions, copies, compression; knows no shards and no formats
     _errors, _statistics, _arguments
 
 A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memory)`` on the way in, and back out in reverse.
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from penstock._streams.pack_step import Pack
     from penstock._streams.shards import Shards
     from penstock._streams.steps import Filter, Shuffle
+    from penstock._streams.stream import Stream
 
 __version__ = "0.1.0"
 
@@ -84,6 +86,7 @@ __all__ = [
     "SourceError",
     "StateError",
     "StateMismatch",
+    "Stream",
     "WorkerDied",
 ]
 
@@ -104,6 +107,7 @@ _HOMES = {
     "_streams.pack_step": ("Pack",),
     "_streams.shards": ("Shards",),
     "_streams.steps": ("Filter", "Shuffle"),
+    "_streams.stream": ("Stream",),
 }
 _DOORS = ("formats", "nodes", "orders", "statistics", "testing")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

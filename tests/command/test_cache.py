@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.__main__ import main
-from penstock._streams.copies import CacheFolder
+from penstock._files.copies import CacheFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

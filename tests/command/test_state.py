@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock import Loader, Mix, Packs, Shards
+from penstock import Loader, Mix, Packs, Stream
 from penstock.__main__ import main
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Stream(IterableDataset):
+class Iterated(IterableDataset):
     def __iter__(self):
         yield from range(20)
 
@@ -88,9 +88,9 @@ def test_a_state_at_a_border(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(state_after(2, Stream(), batch_size=2), tmp_path, capsys)
+    out = said(state_after(2, Iterated(), batch_size=2), tmp_path, capsys)
     assert "in epoch 0, after 4 samples of all ranks together" in out
-    assert "source=Stream" in out
+    assert "source=Iterated" in out
     out = said(state_after(2, Mix({"a": [1, 2], "b": [3]}, {"a": 1, "b": 1}, epoch_size=50)), tmp_path, capsys)
     assert "after 16 of 50 samples" in out
     assert "order=mix, dataset_length=3, seed=0" in out
@@ -98,7 +98,7 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "after 2 packs of all" in said(
         state_after(2, [[1] * 5] * 100, batch_size=1, groups=packs), tmp_path, capsys
     )  # seen to fail: "of 100"
-    stream = Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
+    stream = Stream(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
     out = said(state_after(7, stream, batch_size=8, drop_last=True), tmp_path, capsys)
     assert "after 56 of 60 samples of all ranks" in out  # seen to fail: "after 60 of 60 samples"
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}

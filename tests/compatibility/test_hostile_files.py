@@ -33,10 +33,10 @@ from megatron_files import index
 from penstock import Cached, StateError, filtered, formats
 from penstock.__main__ import main
 from penstock._datasets.cache_record import FOOTER
+from penstock._files.files import stamp
+from penstock._files.index_file import write_index
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
-from penstock._streams.files import stamp
-from penstock._streams.index_file import write_index
 from penstock.formats import jsonl, mds, megatron_documents, tar, tokens
 from penstock.formats._tar import sample_offsets
 
@@ -265,7 +265,7 @@ def shards(tmp_path_factory: Any) -> Any:
 @fuzzed(40)
 @given(
     st.lists(st.sampled_from([0, 2, 9, 13, 15, 512, 1024, 2048, -1, -512, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]), max_size=5),
-    st.dictionaries(st.sampled_from(["records", "size", "mtime_ns", "kind", "penstock index"]), junk, max_size=1),
+    st.dictionaries(st.sampled_from(["records", "size", "mtime_ns", "version", "kind", "penstock index"]), junk, max_size=1),
     st.sampled_from(["jsonl", "tar"]),
 )
 @example([], {"records": 2**32}, "jsonl")
@@ -274,7 +274,7 @@ def test_whatever_an_index_says_a_record_comes_or_a_value_error(shards: Path, of
     a MemoryError where the number of records is: found by the long fuzz."""
     path, data = shards / f"x.{kind}", np.array(offsets, "<i8").tobytes()
     now = stamp(str(path))
-    head = {"penstock index": 1, "kind": kind, "records": len(offsets) - 1, "size": now.size, "mtime_ns": now.mtime_ns}
+    head = {"penstock index": 1, "kind": kind, "records": len(offsets) - 1, "size": now.size, "mtime_ns": now.mtime_ns, "version": ""}
     (shards / f"x.{kind}.index").write_bytes(json.dumps({**head, "checksum": zlib.crc32(data), **other}).encode() + b"\n" + data)
     with nothing_imported(), refused_by_name(path), contextlib.closing({"jsonl": jsonl, "tar": tar}[kind](str(path))) as made:
         for k in range(min(len(made), 5)):
@@ -409,7 +409,11 @@ def test_whatever_an_index_of_megatron_says_its_documents_come_or_a_value_error(
 @fuzzed(40)
 @given(
     st.lists(
-        st.fixed_dictionaries({"shard": numbers, "key": st.just("k0") | junk, "pass": st.none() | numbers, "outputs": numbers}) | junk,
+        st.fixed_dictionaries(
+            {"shard": numbers, "key": st.just("k0") | junk, "pass": st.none() | numbers, "outputs": numbers},
+            optional={"seed": st.just(0) | junk, "cut": st.booleans() | junk},
+        )
+        | junk,
         max_size=4,
     )
 )
@@ -418,12 +422,12 @@ def test_whatever_bookmarks_say_with_a_right_checksum(tmp_path_factory: Any, sai
     keys = ["k0", "k1"]
     for file in folder.rglob("*.jsonl"):
         file.unlink()
-    writer = Bookmarks(folder, {}, keys)
+    writer = Bookmarks(folder, {}, keys, 0)
     writer.add(1, 0, 7, every_pass=True)
     (file,) = folder.rglob("*.jsonl")
     with open(file, "ab") as out:
         out.writelines(writer._lines._checked(json.dumps(one)[:-1].encode()) for one in said)
-    reader = Bookmarks(folder, {}, keys)
+    reader = Bookmarks(folder, {}, keys, 0)
     for shard in (0, 1):
         outputs = reader.outputs(shard, 0)
         assert outputs is None or 0 <= outputs < 2**63
@@ -564,7 +568,7 @@ def test_a_file_without_bound_is_not_read_to_its_end(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("of_the_folder", [False, True])
 def test_a_link_among_bookmarks_leads_no_write_elsewhere(of_the_folder: bool, tmp_path: Path) -> None:
     """Seen red: the line was appended to what the link led to; a new file was written in the folder that it led to."""
-    marks, target = Bookmarks(tmp_path / "marks", {}, ["k0", "k1"]), tmp_path / "target"
+    marks, target = Bookmarks(tmp_path / "marks", {}, ["k0", "k1"], 0), tmp_path / "target"
     marks.add(0, 0, 5, every_pass=True)
     (file,) = (tmp_path / "marks").rglob("*.jsonl")
     link = file.parent if of_the_folder else file

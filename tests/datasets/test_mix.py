@@ -132,7 +132,7 @@ class TestWhoKnowsTheSource:
     def test_the_transform_of_the_loader(self, words, kind, tmp_path):
         """By value: 10,000 for each source. Seen to fail: the name of the row before, and that of the outer mix alone."""
         if kind == "streams":
-            sources = {name: penstock.Shards([10_000 * k], open=_hundred, epoch_size=100) for k, name in enumerate("abc")}
+            sources = {name: penstock.Stream([10_000 * k], open=_hundred, epoch_size=100) for k, name in enumerate("abc")}
         else:
             sources = {name: [10_000 * k + i for i in range(100)] for k, name in enumerate("abc")}
         dataset = Mix(sources, WEIGHTS, epoch_size=200)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import penstock
-from penstock import Loader, Mix, Packs, Shards, Shuffle
+from penstock import Loader, Mix, Packs, Shuffle, Stream
 from penstock.formats import tar
 from penstock.testing import Tagged
 
@@ -83,9 +83,9 @@ def marked(value: int) -> int:
     return 1000 * value + int(penstock.sample().rng.integers(1000))
 
 
-def stream(**words: Any) -> Shards:
+def stream(**words: Any) -> Stream:
     """Lanes of shards whose lengths nobody knows."""
-    return Shards(20, numbers, epoch_size=62, transform=marked, bookmarks="bookmarks", **words)
+    return Stream(20, numbers, epoch_size=62, transform=marked, bookmarks="bookmarks", **words)
 
 
 DATA = {  # an epoch of each has 5 batches, and 2 samples that are left over

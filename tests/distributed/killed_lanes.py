@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 import penstock
-from penstock import Filter, Loader, Shards, Shuffle
+from penstock import Filter, Loader, Shuffle, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def marked(number: int) -> int:
 
 
 def new_loader(world_size: int = 1, **options: Any) -> Loader[Any]:
-    data = Shards(24, numbers, epoch_size=120, lanes=8, steps=[Filter(mostly_of_some), Shuffle(6)], transform=marked, bookmarks="bookmarks")
+    data = Stream(24, numbers, epoch_size=120, lanes=8, steps=[Filter(mostly_of_some), Shuffle(6)], transform=marked, bookmarks="bookmarks")
     return Loader.from_dataset(data, GLOBAL_BATCH // world_size, True, seed=5, **options)
 
 

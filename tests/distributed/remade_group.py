@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from penstock import GraphError, Loader, Shards, check_ranks
+from penstock import GraphError, Loader, Stream, check_ranks
 from penstock.nodes import Prefetcher
 from penstock.orders import TorchOrder
 from penstock.testing import Tagged
@@ -36,7 +36,7 @@ EPOCHS = 4
 
 def new_stream(epoch_size: int, lanes: int, batch_size: int = 5, **options) -> Loader:
     """40 shards of 25 records."""
-    data = Shards(40, lambda shard: iter(range(25 * shard, 25 * shard + 25)), epoch_size=epoch_size, lanes=lanes, bookmarks=False)
+    data = Stream(40, lambda shard: iter(range(25 * shard, 25 * shard + 25)), epoch_size=epoch_size, lanes=lanes, bookmarks=False)
     return Loader.from_dataset(data, batch_size, **options)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import penstock
-from penstock import Loader, Mix, Shards
+from penstock import Loader, Mix, Stream
 from penstock.testing import assert_resumes_everywhere
 
 LENGTHS = {"a": [7, 0, 13, 5, 9, 1, 22, 4, 4, 8, 3, 16], "b": [30, 2, 11, 5]}
@@ -38,8 +38,8 @@ def drawn(value):
 
 def mix(epoch_size=40, lanes=4, weights=WEIGHTS):
     streams = {
-        "a": Shards(12, of_a, epoch_size=1, lanes=lanes, bookmarks=False, transform=drawn),
-        "b": Shards(4, of_b, epoch_size=1, lanes=2, bookmarks=False),
+        "a": Stream(12, of_a, epoch_size=1, lanes=lanes, bookmarks=False, transform=drawn),
+        "b": Stream(4, of_b, epoch_size=1, lanes=2, bookmarks=False),
     }
     return Mix({**streams, "c": OfC()}, weights, epoch_size=epoch_size)
 
@@ -119,6 +119,6 @@ def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(ValueError, match="cannot be a source of another mix"):
         Mix({"inner": mix(), "c": OfC()}, {"inner": 1, "c": 1}, epoch_size=40)
     with pytest.raises(ValueError, match="run=2"):
-        Mix({"a": Shards(12, of_a, epoch_size=1)}, {"a": 1}, epoch_size=10, run=2)
+        Mix({"a": Stream(12, of_a, epoch_size=1)}, {"a": 1}, epoch_size=10, run=2)
     report = mix().report(1000)
     assert {name: share.items for name, share in report.items()} == {"a": 500, "b": 300, "c": 200}

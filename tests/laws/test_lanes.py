@@ -15,7 +15,7 @@ from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import penstock
-from penstock import Filter, Loader, Mix, Pack, Shards, Shuffle, StateError, StateMismatch
+from penstock import Filter, Loader, Mix, Pack, Shards, Shuffle, StateError, StateMismatch, Stream
 from penstock._random.lane_order import Deal
 from penstock._streams import lanes
 from penstock.testing import Tagged, assert_resumes_everywhere
@@ -106,7 +106,7 @@ def test_all_ranks_together_read_one_sequence_and_each_record_once_in_a_pass(dat
     expected = list(islice(model(lengths, lanes, shuffle, seed), size))
     dealt_to = []
     for rank in range(ranks):
-        data_set = Shards(len(lengths), numbered(lengths), epoch_size=size, lanes=lanes, bookmarks=False)
+        data_set = Stream(len(lengths), numbered(lengths), epoch_size=size, lanes=lanes, bookmarks=False)
         loader = Loader.from_dataset(data_set, batch_size=batch, shuffle=shuffle, seed=seed, rank=rank, world_size=ranks)
         dealt_to.append([item for chunk in loader for item in chunk.tolist()])
     assert [dealt_to[k % ranks][k // ranks] for k in range(size)] == expected
@@ -123,7 +123,7 @@ def test_a_rank_reads_only_its_lanes(ranks):
             yield value
 
     for rank in range(ranks):
-        data = Shards(12, noted, epoch_size=size, lanes=lanes, bookmarks=False)
+        data = Stream(12, noted, epoch_size=size, lanes=lanes, bookmarks=False)
         list(Loader.from_dataset(data, batch_size=2, rank=rank, world_size=ranks))
     ahead = ranks * lanes // gcd(ranks, lanes)
     share = size * ranks // gcd(ranks, lanes)
@@ -146,7 +146,7 @@ def test_resume_at_every_step(tmp_path, steps, bookmarks, workers):
             lines = file.read_text().splitlines(keepends=True)
             file.write_text("".join(lines[::2]))
         kept = False if bookmarks == "none" else tmp_path
-        data = Shards(12, forward, epoch_size=18, steps=STEPS[steps], lanes=4, transform=drawn, bookmarks=kept)
+        data = Stream(12, forward, epoch_size=18, steps=STEPS[steps], lanes=4, transform=drawn, bookmarks=kept)
         return Loader.from_dataset(data, 4, True, seed=3, collate_fn=list, **WORKERS[workers])
 
     assert_resumes_everywhere(build, steps=24 if workers == "inline" else 12)
@@ -156,7 +156,7 @@ def test_an_epoch_begins_where_the_one_before_was_left():
     """Seen to fail with epochs that begin at epoch * epoch_size. What is left out comes later: nothing is lost, and nothing comes twice."""
 
     def build():
-        data = Shards(12, numbered(LENGTHS), epoch_size=40, lanes=4, bookmarks=False)
+        data = Stream(12, numbered(LENGTHS), epoch_size=40, lanes=4, bookmarks=False)
         return Loader.from_dataset(data, batch_size=4, drop_last=True)
 
     expected = list(islice(model(LENGTHS, 4, False, 0), 400))
@@ -187,7 +187,7 @@ def test_wherever_epochs_end_no_record_is_passed_over(data):
         ranks = data.draw(st.integers(1, 4), label="ranks")
         fleet = []
         for rank in range(ranks):
-            stream = Shards(12, numbered(LENGTHS), epoch_size=size, lanes=lanes, bookmarks=False)
+            stream = Stream(12, numbered(LENGTHS), epoch_size=size, lanes=lanes, bookmarks=False)
             fleet.append(Loader.from_dataset(stream, batch, rank=rank, world_size=ranks, drop_last=drop_last))
             if state is not None:
                 fleet[-1].load_state_dict(json.loads(state))
@@ -211,7 +211,7 @@ def test_a_state_on_the_last_batch_goes_on_as_the_run_did(batch_size, drop_last)
     """Seen to fail with a state that forgets how many items drop_last has left to the next epoch."""
 
     def build():
-        data = Shards(12, numbered(LENGTHS), epoch_size=41, lanes=4, bookmarks=False)
+        data = Stream(12, numbered(LENGTHS), epoch_size=41, lanes=4, bookmarks=False)
         return Loader.from_dataset(data, batch_size=batch_size, drop_last=drop_last)
 
     loader, epochs = build(), []
@@ -234,7 +234,7 @@ def test_an_epoch_without_another_batch_is_over():
     """A state of another batch size, behind which drop_last leaves less than a batch: the next epoch begins with that."""
 
     def build(batch_size):
-        data = Shards(12, numbered(LENGTHS), epoch_size=41, lanes=4, bookmarks=False)
+        data = Stream(12, numbered(LENGTHS), epoch_size=41, lanes=4, bookmarks=False)
         return Loader.from_dataset(data, batch_size, drop_last=True)
 
     loader = build(4)
@@ -248,7 +248,7 @@ def test_an_epoch_without_another_batch_is_over():
 
 
 def test_reading_backwards_is_slow_and_right():
-    data = Shards(12, numbered(LENGTHS), epoch_size=1, lanes=4, bookmarks=False)
+    data = Stream(12, numbered(LENGTHS), epoch_size=1, lanes=4, bookmarks=False)
     data.order(shuffle=False, seed=0).take()
     expected = list(islice(model(LENGTHS, 4, False, 0), 300))
     assert [data[item] for item in reversed(range(300))] == expected[::-1]
@@ -266,7 +266,7 @@ def test_an_error_in_a_shard_leaves_the_lane_where_it_was():
                 raise ValueError("once")
             yield value
 
-    data = Shards(12, fails_once, epoch_size=200, lanes=4, bookmarks=False)
+    data = Stream(12, fails_once, epoch_size=200, lanes=4, bookmarks=False)
     loader, found = iter(Loader.from_dataset(data, batch_size=8)), []
     for number in range(25):
         try:
@@ -282,7 +282,7 @@ def test_an_error_in_a_shard_leaves_the_lane_where_it_was():
 @pytest.mark.parametrize("epochs", [[0, 3, 1, 2, 2, 0], [1], [3]])
 def test_set_epoch_goes_to_whole_epochs_ahead_and_back(epochs):
     """Seen to fail: a new loader that was sent to epoch 1 began with the items of epoch 0."""
-    data = Shards(12, numbered(LENGTHS), epoch_size=8, lanes=4, bookmarks=False)
+    data = Stream(12, numbered(LENGTHS), epoch_size=8, lanes=4, bookmarks=False)
     loader, expected = Loader.from_dataset(data, batch_size=8), list(islice(model(LENGTHS, 4, False, 0), 100))
     for epoch in epochs:
         loader.set_epoch(epoch)
@@ -293,7 +293,7 @@ def test_whoever_asks_by_index_is_refused():
     """Seen to fail: each of these showed the first 40 items again in every epoch, or ended the second one with an IndexError."""
 
     def data():
-        return Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False)
+        return Stream(12, forward, epoch_size=40, lanes=4, bookmarks=False)
 
     several = {
         "Subset": lambda: Loader.from_dataset(Subset(data(), range(20))),
@@ -305,7 +305,7 @@ def test_whoever_asks_by_index_is_refused():
         "list": data,
     }
     for make in several.values():
-        with pytest.raises(TypeError, match="are read by Loader.from_dataset"):
+        with pytest.raises(TypeError, match="is read by Loader.from_dataset"):
             next(iter(make()))
     with pytest.raises(TypeError, match="an endless stream, but this cache holds 40 samples"):
         Loader.from_dataset(penstock.Cached(data()))
@@ -317,7 +317,7 @@ def test_whoever_asks_by_index_is_refused():
 def test_a_long_search_is_said_even_where_no_shard_is_opened(monkeypatch, caplog):
     """Seen to fail: passing over a million shards that had been read before took seconds, without a word."""
     monkeypatch.setattr(lanes, "SLOW_S", 0.0)
-    data = Shards(12, numbered(LENGTHS), epoch_size=sum(LENGTHS), lanes=1, bookmarks=False)
+    data = Stream(12, numbered(LENGTHS), epoch_size=sum(LENGTHS), lanes=1, bookmarks=False)
     with Loader.from_dataset(data, batch_size=None) as loader:
         assert len(list(loader)) == sum(LENGTHS)
         caplog.clear()
@@ -328,19 +328,19 @@ def test_a_long_search_is_said_even_where_no_shard_is_opened(monkeypatch, caplog
 
 def test_epochs_left_early_do_not_make_the_lanes_keep_more():
     """Each throws away what was read ahead, which a lane takes for reads that came late. Seen to fail: after ten of them it kept 4096 items, of any size."""
-    data = Shards(4, lambda shard: iter(range(9000)), epoch_size=24000, lanes=4, bookmarks=False)
+    data = Stream(4, lambda shard: iter(range(9000)), epoch_size=24000, lanes=4, bookmarks=False)
     data.order(shuffle=False, seed=0).take()
     ahead, taken = 144, 24
     for epoch in range(12):
         begin = epoch * taken
         assert [data[item] for item in range(begin, begin + ahead)] == [item // 4 for item in range(begin, begin + ahead)]
-    kept = [lane._most_kept for lane in data._records._read_by["lanes"]._lanes.values()]
+    kept = [lane._most_kept for lane in data._read_by["lanes"]._lanes.values()]
     assert kept == [32] * 4, "of every lane 30 items were read again, each time"
     data.close()
 
 
 def test_the_state_is_small_and_json():
-    data = Shards(10**5, numbered(LENGTHS), epoch_size=10**9, lanes=96, steps=[Filter(not_of_three), Shuffle(1000)])
+    data = Stream(10**5, numbered(LENGTHS), epoch_size=10**9, lanes=96, steps=[Filter(not_of_three), Shuffle(1000)])
     loader = Loader.from_dataset(data, batch_size=256, shuffle=True, seed=1)
     loader.set_epoch(10**6)
     state = loader.state_dict()["penstock"]
@@ -361,7 +361,7 @@ def test_the_state_is_small_and_json():
 )
 def test_a_state_of_another_stream_is_refused(change, why):
     def build(shards=12, epoch_size=40, lanes=4, steps=(), shuffle=False, seed=0):
-        data = Shards(shards, forward, epoch_size=epoch_size, lanes=lanes, steps=steps, bookmarks=False)
+        data = Stream(shards, forward, epoch_size=epoch_size, lanes=lanes, steps=steps, bookmarks=False)
         return Loader.from_dataset(data, shuffle=shuffle, seed=seed)
 
     state = build().state_dict()
@@ -388,7 +388,7 @@ def test_the_step_that_differs_is_named(step, why, mixed):
         why = why.replace("held", r"held\.a") if "held" in why else "orders was '.*' and is '.*'"
 
     def build(k):
-        data = Shards(12, forward, epoch_size=40, steps=[Filter(not_of_three), Filter(not_of_three), step(k)], bookmarks=False)
+        data = Stream(12, forward, epoch_size=40, steps=[Filter(not_of_three), Filter(not_of_three), step(k)], bookmarks=False)
         return Loader.from_dataset(penstock.Mix({"a": data}, {"a": 1}, epoch_size=40) if mixed else data)
 
     state = build(5).state_dict()
@@ -407,7 +407,7 @@ def test_what_steps_hold_keeps_the_state_small(sources):
             functools.partial(named_of, [f"/data/{k}" for k in (*range(7), last)]),
             functools.partial(named_of, "x" * 190),
         )
-        of = {f"source {k}": Shards(12, forward, epoch_size=40, steps=held, bookmarks=False) for k in range(sources)}
+        of = {f"source {k}": Stream(12, forward, epoch_size=40, steps=held, bookmarks=False) for k in range(sources)}
         return Loader.from_dataset(penstock.Mix(of, dict.fromkeys(of, 1), epoch_size=40) if sources > 1 else of["source 0"])
 
     state = build().state_dict()
@@ -423,7 +423,7 @@ def named_of(names, records):
 
 def test_a_state_without_the_values_of_steps_is_refused():
     def build():
-        return Loader.from_dataset(Shards(12, forward, epoch_size=40, steps=[functools.partial(rows_of, 5)], bookmarks=False))
+        return Loader.from_dataset(Stream(12, forward, epoch_size=40, steps=[functools.partial(rows_of, 5)], bookmarks=False))
 
     state = json.loads(build().state_dict()["penstock"])
     assert state["settings"].pop("held") == {"steps[0] rows_of": {"0": 5}}
@@ -448,7 +448,7 @@ def test_a_hostile_state_is_refused(source):
     """Seen to fail: an origin beyond all epochs before it was searched for, for ever."""
 
     def build():
-        return Loader.from_dataset(Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False))
+        return Loader.from_dataset(Stream(12, forward, epoch_size=40, lanes=4, bookmarks=False))
 
     state = json.loads(build().state_dict()["penstock"])
     state["state"]["source"] = source
@@ -458,7 +458,7 @@ def test_a_hostile_state_is_refused(source):
 
 def test_what_cannot_be_right_with_a_stream_is_refused():
     def data():
-        return Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False)
+        return Stream(12, forward, epoch_size=40, lanes=4, bookmarks=False)
 
     with pytest.raises(penstock.GraphError, match="in_order=True"):
         Loader.from_dataset(data(), in_order=False)
@@ -471,22 +471,26 @@ def test_what_cannot_be_right_with_a_stream_is_refused():
     one = data()
     Loader.from_dataset(one, shuffle=True, seed=1)
     Loader.from_dataset(one, shuffle=True, seed=1)
-    with pytest.raises(ValueError, match="Create separate Shards"):
+    with pytest.raises(ValueError, match="Create a separate Stream"):
         Loader.from_dataset(one, shuffle=True, seed=2)
     with pytest.raises(ValueError, match="lanes=13 exceeds the number of shards, 12"):
-        Shards(12, forward, epoch_size=40, lanes=13)
-    with pytest.raises(ValueError, match="epoch_size= is for records of unknown number.*drop epoch_size= and steps=.*Or drop counts="):
-        Shards(12, forward, epoch_size=40, counts=LENGTHS)
-    with pytest.raises(ValueError, match="steps= is for records of unknown number"):
-        Shards(12, forward, counts=LENGTHS, steps=[Filter(not_of_three)])
-    with pytest.raises(ValueError, match="penstock.Shuffle"):
-        Shards(12, forward, epoch_size=40, window=5)
+        Stream(12, forward, epoch_size=40, lanes=13)
+    for words in ({"epoch_size": 40}, {"steps": [Filter(not_of_three)]}, {"retries": 1}, {"bookmarks": False}, {"on_error": "skip"}):
+        refused = rf"Shards has no argument {next(iter(words))}=.*penstock\.Stream\(shards, open, epoch_size=…, steps=.*transform="
+        with pytest.raises(TypeError, match=refused):
+            Shards(12, forward, counts=LENGTHS, **words)
+    with pytest.raises(TypeError, match=r"Stream has no argument counts=.*Drop counts=; or count them, as Shards"):
+        Stream(12, forward, epoch_size=40, counts=LENGTHS)
+    with pytest.raises(TypeError, match=r"Stream has no argument window=.*penstock.Shuffle"):
+        Stream(12, forward, epoch_size=40, window=5)
+    with pytest.raises(TypeError, match=r"Stream has no argument epochsize=\.$"):
+        Stream(12, forward, epoch_size=40, epochsize=40)
 
 
 @pytest.mark.parametrize("workers", ["inline", "processes"])
 def test_steps_that_keep_nothing_are_an_error(workers):
     """Seen to hang without the count of empty shards in a row."""
-    data = Shards(12, forward, epoch_size=40, lanes=4, steps=[Filter(never)], bookmarks=False)
+    data = Stream(12, forward, epoch_size=40, lanes=4, steps=[Filter(never)], bookmarks=False)
     with Loader.from_dataset(data, **WORKERS[workers]) as loader, pytest.raises(ValueError, match="none of the 12 shards"):
         next(iter(loader))
 
@@ -509,7 +513,7 @@ def test_pieces_of_a_map_style_dataset(pieces_seed):
     """Filtered, with refill: batches are full, each sample that is kept comes once in a pass, and the run resumes."""
 
     def build():
-        data = Shards.of(Tagged(100), 9, lanes=4, pieces_seed=pieces_seed, epoch_size=16, steps=[Filter(tag_not_of_three)], bookmarks=False)
+        data = Stream.of(Tagged(100), 9, lanes=4, pieces_seed=pieces_seed, epoch_size=16, steps=[Filter(tag_not_of_three)], bookmarks=False)
         return Loader.from_dataset(data, batch_size=4, shuffle=True, seed=1)
 
     assert_resumes_everywhere(build, steps=14)

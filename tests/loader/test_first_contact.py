@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 import penstock
 import penstock.formats
-from penstock import Cached, GraphError, Loader, Mix, Packs, Shards
+from penstock import Cached, GraphError, Loader, Mix, Packs, Shards, Stream
 from penstock.nodes import IterableSource
 from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
 
@@ -287,7 +287,7 @@ class Broken:
 def test_an_error_in_the_users_own_iter_is_the_cause_of_ours(given):
     """Fails if "this is not iterable" is all that is left of it."""
     with (
-        Loader.from_dataset(Shards(1, lambda shard: Broken(), **given)) as batches,
+        Loader.from_dataset((Stream if "steps" in given else Shards)(1, lambda shard: Broken(), **given)) as batches,
         pytest.raises(TypeError, match="must return") as caught,
     ):
         next(iter(batches))
@@ -473,7 +473,7 @@ def test_a_whole_number_of_any_type_is_one(number):
         assert [batch.tolist() for batch in batches] == [list(other)]
         assert batches.epoch == 4
     assert len(read(range(4), on_error="skip", max_errors=number(2))) == 4
-    stream = Shards(2, lambda shard: iter(range(3)), epoch_size=4, bookmarks=False)
+    stream = Stream(2, lambda shard: iter(range(3)), epoch_size=4, bookmarks=False)
     assert len(read(Mix({"a": [1, 2], "b": stream}, {"a": number(1), "b": 1}, epoch_size=number(6)))) == 6
 
 

@@ -24,7 +24,7 @@ from strikes import Alarm, Stop, Strikes, alarm, answering, in_turn, stop
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock import ClosedError, Filter, Loader, Shards, Shuffle
+from penstock import ClosedError, Filter, Loader, Shuffle, Stream
 from penstock._loader.cursor import EpochCursor
 from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, Mapper, Prefetcher, Sampler
 from penstock.orders import ShuffledOrder
@@ -54,7 +54,7 @@ BUILDS: dict[str, Callable[[], Loader[Any]]] = {
     "Mapper": lambda: Loader(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N)))),
     "Prefetcher": lambda: Loader(Prefetcher(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N))))),
     "lanes": lambda: Loader.from_dataset(
-        Shards(
+        Stream(
             4,
             lambda shard: iter(range(10 * shard, 10 * shard + 4 + shard % 2)),
             epoch_size=N,

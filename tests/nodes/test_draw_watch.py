@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import Loader, Shards
+from penstock import Loader, Shards, Stream
 from penstock.nodes import Batcher, Cycler, ParallelMapper, Prefetcher, Sampler
 from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
@@ -107,7 +107,7 @@ def build(part, draw):
     if part == "step":
         steps = [stepping(draw)]
         return loaded(
-            Shards(1, lambda shard: map(numbers.__getitem__, range(400)), epoch_size=400, steps=steps, bookmarks=False)
+            Stream(1, lambda shard: map(numbers.__getitem__, range(400)), epoch_size=400, steps=steps, bookmarks=False)
         ), "a step of the stream"
     return loaded(Shards([0], lambda shard: numbers, counts=[400], transform=transform)), "transform build.<locals>.transform"
 

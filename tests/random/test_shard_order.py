@@ -68,7 +68,7 @@ def test_neighbours_come_from_as_many_shards_as_there_are_lanes():
     ("shards", "lanes"), [(0, 1), (1, 1), (7, 1), (8, 2), (16, 4), (47, 8), (95, 8), (96, 24), (383, 48), (384, 96), (10**5, 96)]
 )
 def test_lanes_leave_four_shards_to_each(shards, lanes):
-    assert ShardOrder([1] * shards).lanes == lanes
+    assert ShardOrder([1] * shards).cuts == lanes
 
 
 def test_epochs_seeds_and_every_argument_differ():

@@ -28,8 +28,8 @@ KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
 BINDING = {"steps": ["filter"], "seed": 7}
 
 
-def marks(folder: Path | None, binding: dict[str, Any] = BINDING, keys: list[str] = KEYS) -> Bookmarks:
-    return Bookmarks(folder, binding, keys)
+def marks(folder: Path | None, binding: dict[str, Any] = BINDING, keys: list[str] = KEYS, seed: int = 0, skips: bool = False) -> Bookmarks:
+    return Bookmarks(folder, binding, keys, seed, skips)
 
 
 def told(one: Bookmarks, passes: int = 4) -> dict[tuple[int, int], int]:
@@ -128,8 +128,8 @@ def test_bookmarks_of_another_binding_or_another_content_are_not_seen(tmp_path: 
 
 def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A new run is right; a run that goes on from an old state may not be. Seen to fail: ignored in silence."""
-    Bookmarks(tmp_path, {}, ["a of 5 bytes", "b of 5 bytes"]).add(0, 0, 5, every_pass=True)
-    again = Bookmarks(tmp_path, {}, ["a of 7 bytes", "b of 5 bytes"])
+    Bookmarks(tmp_path, {}, ["a of 5 bytes", "b of 5 bytes"], 0).add(0, 0, 5, every_pass=True)
+    again = Bookmarks(tmp_path, {}, ["a of 7 bytes", "b of 5 bytes"], 0)
     assert [again.outputs(shard, 0) for shard in (1, 0, 0)] == [None] * 3
     (record,) = caplog.records
     assert "shard 0 was 'a of 5 bytes' when its bookmarks were written, and is 'a of 7 bytes' now" in record.getMessage()
@@ -138,9 +138,41 @@ def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pyt
 def test_sources_of_a_mix_may_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Seen to fail: a warning that the shard of one source was changed into that of the other; and that in a worker that had read only one of them."""
     web, code = (ShardKeys([f"{source}/0"], by_fsspec=False) for source in ("web", "code"))
-    Bookmarks(tmp_path / "marks", {}, web).add(0, 0, 5, every_pass=True)
-    assert [Bookmarks(tmp_path / "marks", {}, keys).outputs(0, 0) for keys in (code, web)] == [None, 5]
+    Bookmarks(tmp_path / "marks", {}, web, 0).add(0, 0, 5, every_pass=True)
+    assert [Bookmarks(tmp_path / "marks", {}, keys, 0).outputs(0, 0) for keys in (code, web)] == [None, 5]
     assert caplog.records == []
+
+
+def test_what_holds_for_one_pass_holds_for_one_seed(tmp_path: Path, one_file: Path) -> None:
+    """Seen to fail: without the seed in the line."""
+    assert told(marks(tmp_path, seed=1)) == {(0, pass_): 10 for pass_ in range(4)}
+    marks(tmp_path, seed=1).add(1, 2, 12, every_pass=False)
+    assert [marks(tmp_path, seed=seed).outputs(1, 2) for seed in range(3)] == [11, 12, None]
+
+
+def test_a_pass_that_contradicts_all_passes_is_seen(tmp_path: Path, one_file: Path) -> None:
+    """Seen to fail: the counts of one pass and those of every pass were kept apart, and a search believed the latter."""
+    one = marks(tmp_path)
+    assert one.outputs(0, 0) == 10
+    with pytest.raises(StateMismatch, match=r"gave 10 outputs before and 9 now \(pass 3\)"):
+        one.add(0, 3, 9, every_pass=False)
+
+
+def test_where_an_error_cut_a_shard_short_counts_only_for_who_skips(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And whatever the file is by then, if it has the name. Seen to fail: a cut that was bound to the content; one that contradicted the whole shard."""
+    cut, whole = (marks(tmp_path, keys=["a"], skips=skips) for skips in (True, False))
+    cut.add(0, 1, 4, every_pass=False, cut=True)
+    assert (cut.outputs(0, 1), cut.outputs(0, 2), caplog.records) == (4, None, [])  # the lane that was cut has said so
+    whole.add(0, 1, 9, every_pass=True)
+    assert [marks(tmp_path, keys=["a"], skips=skips).outputs(0, 1) for skips in (False, True)] == [9, 4]
+    (record,) = caplog.records
+    assert "a gives 4 outputs in pass 1, because on_error=" in record.getMessage()
+    keys = ShardKeys([str(tmp_path / "file")], by_fsspec=False)
+    (tmp_path / "file").write_text("x")
+    Bookmarks(tmp_path / "marks", {}, keys, 0, skips=True).add(0, 0, 3, every_pass=False, cut=True)
+    (tmp_path / "file").write_text("mended")
+    again = ShardKeys([str(tmp_path / "file")], by_fsspec=False)
+    assert Bookmarks(tmp_path / "marks", {}, again, 0, skips=True).outputs(0, 0) == 3
 
 
 def test_a_file_in_the_folder_of_another_binding_is_ignored(tmp_path: Path, one_file: Path) -> None:
@@ -170,7 +202,7 @@ def test_a_key_that_is_too_long_for_a_file_is_kept_in_memory(tmp_path: Path) -> 
 
 def line(**changed: Any) -> bytes:
     """A line that is as it should be, checksum included, but for what it says."""
-    said = {"shard": 3, "key": KEYS[3], "pass": None, "outputs": 9, **changed}
+    said = {"shard": 3, "key": KEYS[3], "pass": None, "outputs": 9, "seed": 0, **changed}
     return marks(None)._lines._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
 
 
@@ -404,7 +436,7 @@ ADDS = """
 import sys
 from penstock._streams.bookmarks import Bookmarks
 
-one = Bookmarks(sys.argv[1], {"steps": ["filter"], "seed": 7}, ["key"] * 3000)
+one = Bookmarks(sys.argv[1], {"steps": ["filter"], "seed": 7}, ["key"] * 3000, 0)
 me, of = int(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
 sys.stdin.readline()

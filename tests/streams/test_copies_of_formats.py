@@ -17,10 +17,10 @@ from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 import penstock
 from penstock import Loader, formats
 from penstock.__main__ import main
-from penstock._streams.cache_notes import Notes
-from penstock._streams.copies import CacheFolder
+from penstock._files.cache_notes import Notes
+from penstock._files.copies import CacheFolder
+from penstock._files.paths import Reach
 from penstock._streams.from_copies import FromCopies
-from penstock._streams.paths import Reach
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
@@ -191,7 +191,7 @@ def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, t
 
     def read(epochs: int, state: Any = None, **more: Any) -> tuple[list[list[int]], Any]:
         with (
-            closing(penstock.Shards(paths, open, **words, **more)) as data,
+            closing((penstock.Stream if how == "stream" else penstock.Shards)(paths, open, **words, **more)) as data,
             Loader.from_dataset(data, batch_size=7, shuffle=True, seed=3) as loader,
         ):
             if state is not None:

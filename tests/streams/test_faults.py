@@ -20,10 +20,11 @@ import pytest
 from fault_proxy import Fault, FaultProxy
 from format_laws import WAYS, open_files
 
-from penstock import Filter, Loader, Shards, StateMismatch, formats
+from penstock import Filter, Loader, Shards, StateMismatch, Stream, formats
 from penstock.__main__ import main
+from penstock._files.transfer import may_pass
 from penstock._random.lane_order import Deal
-from penstock._streams.retrying import iter_with_retries, may_pass
+from penstock._streams.retrying import iter_with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -104,7 +105,7 @@ def of_a_disk(shard: int) -> Iterable[int]:
 
 def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
     """That many batches of 8, over epochs of 96 items."""
-    data = Shards(len(disk.lengths), disk, epoch_size=96, lanes=3, steps=[Filter(not_of_five)], bookmarks=False, retries=8)
+    data = Stream(len(disk.lengths), disk, epoch_size=96, lanes=3, steps=[Filter(not_of_five)], bookmarks=False, retries=8)
     found: list[list[int]] = []
     with Loader.from_dataset(data, batch_size=8, shuffle=True, seed=3, **words) as loader:
         while len(found) < batches:
@@ -144,7 +145,7 @@ class Broken:
 def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on_from_there(way: dict[str, Any]) -> None:
     """Seen to fail: a lane that goes on behind the record at which it failed."""
     disk = Broken()
-    data = Shards(4, disk, epoch_size=40, lanes=2, bookmarks=False, name="disk")
+    data = Stream(4, disk, epoch_size=40, lanes=2, bookmarks=False, name="disk")
     with Loader.from_dataset(data, batch_size=2, **way) as loader:
         found: list[list[int]] = []
         with pytest.raises(ConnectionResetError) as caught:
@@ -173,7 +174,7 @@ def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.M
         yield shard
         raise ConnectionResetError("gone")
 
-    data = Shards(4, broken, epoch_size=40, lanes=2, bookmarks=False, retries=1, on_error="skip")
+    data = Stream(4, broken, epoch_size=40, lanes=2, bookmarks=False, retries=1, on_error="skip")
     with Loader.from_dataset(data, batch_size=2, num_workers=1, method="thread") as loader:
         assert next(iter(loader)).tolist() == [0, 1]
         pauses.wait()
@@ -209,7 +210,7 @@ def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made(
     lengths = [6, 4, 5]
 
     def build() -> Loader[Any]:
-        return Loader.from_dataset(Shards(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path))
+        return Loader.from_dataset(Stream(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path))
 
     with build() as loader:
         batches = iter(loader)
@@ -512,8 +513,8 @@ def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error(
 ) -> None:
     """By a server that knows If-Match before any of the new records, else at the end. Seen to fail: a pass of both; S3 was asked until its retries ended."""
     path, put = place
-    monkeypatch.setattr("penstock._streams.files.BLOCK", BLOCK)
-    monkeypatch.setattr("penstock._streams.files.BUFFER", 2**10)
+    monkeypatch.setattr("penstock._files.files.BLOCK", BLOCK)
+    monkeypatch.setattr("penstock._files.files.BUFFER", 2**10)
     put(lines(0, RECORDS))
     data = formats.jsonl(path, **words)
     found: list[tuple[int, int]] = []
@@ -569,7 +570,7 @@ def test_a_file_that_is_cut_between_a_look_at_it_and_its_opening_leaves_no_bookm
         os.truncate(path, len(lines(0, 20)))
         yield from map(json.loads, path.read_text().splitlines())
 
-    data = Shards([path], open_cut, epoch_size=40, bookmarks=tmp_path / "bookmarks")
+    data = Stream([path], open_cut, epoch_size=40, bookmarks=tmp_path / "bookmarks")
     with Loader.from_dataset(data, batch_size=10, collate_fn=list) as loader, pytest.raises(ValueError, match=r"0\.jsonl has changed"):
         list(loader)
     assert not (tmp_path / "bookmarks").exists()

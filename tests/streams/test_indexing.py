@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from penstock.__main__ import main
-from penstock._streams import index_file
-from penstock._streams.files import Stamp
-from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
+from penstock._files import index_file
+from penstock._files.files import Stamp
+from penstock._files.index_file import place_of, read_header, read_offsets, write_index
 from penstock.formats import _jsonl, jsonl, tar
 from penstock.formats._jsonl import FORMAT
 
@@ -47,7 +47,7 @@ def index_of(path, folder=None):
     return read_offsets(place, read_header(place))
 
 
-HEADER = {"penstock index": 1, "kind": "tar", "records": 1, "size": 5, "mtime_ns": 6, "checksum": 1}
+HEADER = {"penstock index": 1, "kind": "tar", "records": 1, "size": 5, "mtime_ns": 6, "version": "", "checksum": 1}
 
 
 class TestTheFile:
@@ -55,7 +55,7 @@ class TestTheFile:
         """A release that changes this makes every user index everything again."""
         write_index("new/folder/x.index", "jsonl", Stamp(5, 6), np.array([0, 2]))
         assert Path("new/folder/x.index").read_bytes() == (
-            b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, "checksum": 2929609768}\n'
+            b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, "version": "", "checksum": 2929609768}\n'
             b"\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00"
         )
         header = read_header("new/folder/x.index")

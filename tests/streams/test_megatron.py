@@ -189,11 +189,11 @@ def bad(lengths=(3, 4), documents=(0, 1, 2), dtype="uint16", *, add=b"", cut=0, 
 
 
 BAD = {
-    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"one.idx has the legacy format \(TNTIDX\) .* write its documents again with IndexedDatasetBuilder"),
+    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"begins with b'TNTIDX.*Write its documents again with IndexedDatasetBuilder"),
     "other": (bad(magic=b"something"), r"one.idx is not an index of an IndexedDataset, because it begins with b'something'"),
-    "version": (bad(version=2), "one.idx has version 2, but only version 1 is supported"),
-    "float64": (bad(dtype="float64"), "one.idx holds float64, but tokens must be integers"),
-    "type": (bad(code=9), "one.idx has the unknown token type 9"),
+    "version": (bad(version=2), "one.idx has version 2 and uint16, but must have version 1"),
+    "float64": (bad(dtype="float64"), "one.idx has version 1 and float64, but must have version 1 and integers"),
+    "type": (bad(code=9), "one.idx has version 1 and the unknown token type 9"),
     "empty": ((b"", b""), "one.idx is damaged .* it has 0 bytes, but its header alone takes 34"),
     "in the magic": ((b"MMID", b""), "it has 4 bytes, but its header alone takes 34"),
     "cut": (bad(cut=1), "one.idx is damaged .* 2 sequences and 3 document boundaries take 82 bytes, but it has 81"),

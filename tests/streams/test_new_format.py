@@ -9,13 +9,12 @@ from penstock import Loader, formats
 from penstock.__main__ import main
 
 LINES = """
-from penstock._streams.files import whole
-from penstock._streams.paths import Reach
+from penstock._files.files import whole
 from penstock._streams.known_files import Format, known_files
 import numpy as np
 
-def lines(paths, *, index=None, counts=None, lanes=None, window=0, **options):
-    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(), options)
+def lines(paths, *, index=None, counts=None, **options):
+    return known_files(FORMAT, paths, index, counts, 1, options)
 
 def _offsets(file, path):
     return np.cumsum([0, *map(len, file)])
@@ -40,7 +39,7 @@ def test_is_indexed_and_read(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthree\n")
     try:
         assert main(["index", str(tmp_path / "a.txt")]) == 0
-        assert capsys.readouterr().out == "indexed 1 file (3 records)\n"
+        assert capsys.readouterr().out.startswith("indexed 1 files (3 records)")
         dataset = penstock.formats.lines(str(tmp_path / "*.txt"))
         with Loader.from_dataset(dataset, None) as loader:
             assert list(loader) == [b"one", b"two", b"three"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import Cached, Loader, Resident, Shards, filtered
+from penstock import Cached, Loader, Resident, Stream, filtered
 from penstock._streams import lanes, progress
 from penstock._streams.progress import Progress
 
@@ -191,7 +191,7 @@ def records(shard: int) -> Iterator[int]:
 def test_a_search_in_a_lane_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """Two lanes that search one after another warn once. Seen to fail: a warning for each lane."""
     monkeypatch.setattr(lanes, "SLOW_S", 0.0)
-    data = Shards(8, records, epoch_size=1600, lanes=2, bookmarks=False)
+    data = Stream(8, records, epoch_size=1600, lanes=2, bookmarks=False)
     with watched(monkeypatch) as terminal, Loader.from_dataset(data, batch_size=None) as loader:
         loader.set_epoch(1)
         batches = iter(loader)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from penstock import Filter, Shards, Shuffle, sample
+from penstock import Filter, Shuffle, Stream, sample
 from penstock._streams.retrying import iter_with_retries
 from penstock._streams.steps import ShardRun
 
@@ -62,7 +62,7 @@ STEPS = {
 
 
 def stream(source, steps, **words):
-    data = Shards(SHARDS, source, epoch_size=1000, lanes=LANES, steps=steps, bookmarks=False, **words)
+    data = Stream(SHARDS, source, epoch_size=1000, lanes=LANES, steps=steps, bookmarks=False, **words)
     data.order(shuffle=False, seed=3).take()
     return data
 
@@ -133,7 +133,7 @@ def test_bookmarks_pass_over_the_shard_that_was_read_ahead(tmp_path):
     """Seen to fail where `_skip_to` leaves the run that was begun: its records would come as those of a later shard."""
 
     def build(source):
-        data = Shards(SHARDS, source, epoch_size=1000, lanes=LANES, steps=[Shuffle(WINDOW)], bookmarks=tmp_path)
+        data = Stream(SHARDS, source, epoch_size=1000, lanes=LANES, steps=[Shuffle(WINDOW)], bookmarks=tmp_path)
         data.order(shuffle=False, seed=3).take()
         return data
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Loader, formats
+from penstock._files.paths import kept_in
+from penstock._files.transfer import watched_transfer
 from penstock._random.lane_order import Deal
 from penstock._random.shard_order import ShardOrder
-from penstock._streams.paths import kept_in
-from penstock._streams.transfer import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -176,7 +176,7 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
     reading.join()
     closing_ = threading.Thread(target=data.close)
     closing_.start()
-    until(lambda: data._records._open.schedule._errands._stopped.is_set())  # type: ignore[union-attr]
+    until(lambda: data._open.schedule._errands._stopped.is_set())  # type: ignore[union-attr]
     store.is_open.set()
     closing_.join()
     assert sorted(store.asked) == [0, 1, 2, 3, 4]
@@ -188,9 +188,8 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
 
 def test_a_transfer_that_takes_long_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    with caplog.at_level("INFO", "penstock"), transfer("s3://data/1.tar", 1000, lambda: False, clock=lambda: now) as callback:
-        callback.relative_update(100)
-        now = 3.0
-        callback.relative_update(200)
-        callback.relative_update(100)
-    assert [message.partition(",")[0] for message in caplog.messages] == ["fetching s3://data/1.tar: 300 of 1"]
+    callback = watched_transfer("s3://data/1.tar", 1000, lambda: False, clock=lambda: now)
+    with caplog.at_level("INFO", "penstock"):
+        for now in (0.0, 3.0, 5.0, 12.0, 14.0):  # noqa: B007  # the clock reads it
+            callback.relative_update(100)
+    assert caplog.messages == [f"fetching s3://data/1.tar: {done} of 1000 bytes" for done in (200, 500)]

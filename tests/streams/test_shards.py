@@ -15,8 +15,8 @@ from format_laws import open_files
 from torch.utils.data import IterableDataset, Subset
 
 import penstock
-from penstock import Loader, Mix, Shards, StateMismatch
-from penstock._streams.files import Stamp
+from penstock import Loader, Mix, Shards, StateMismatch, Stream
+from penstock._files.files import Stamp
 from penstock._streams.tables import Pieces
 
 COUNTS = [7, 0, 40, 3, 1, 25, 12]
@@ -106,7 +106,7 @@ class TestWhatComes:
         dataset.close()
 
     def test_a_shard_may_be_any_iterable_and_may_gather(self):
-        class Stream(IterableDataset):
+        class Sized(IterableDataset):
             def __len__(self):
                 return 3
 
@@ -117,7 +117,7 @@ class TestWhatComes:
             def __getitems__(self, numbers):
                 return [-self[number] for number in numbers]
 
-        assert read(Shards(1, lambda _: Stream(), counts=[3]), 2) == [[0, 1, 2]] * 2
+        assert read(Shards(1, lambda _: Sized(), counts=[3]), 2) == [[0, 1, 2]] * 2
         assert read(Shards(2, lambda k: Gathers([k] * 3), counts=[3, 3])) == [[0, 0, 0, -1, -1, -1]]
 
     def test_data_that_changes_with_settings_is_other_data(self, files):
@@ -133,11 +133,11 @@ class TestNames:
 
     PATHS = tuple(f"/data/{name}" for name in ("a.txt", "b.txt", "c.txt"))
 
-    def dataset(self, paths, **words):
-        return Shards([*paths], len, lanes=1, **(words or {"counts": [7] * len(paths)}))
+    def dataset(self, paths):
+        return Shards([*paths], len, lanes=1, counts=[7] * len(paths))
 
     def stream(self, paths):
-        return self.dataset(paths, epoch_size=9, bookmarks=False)
+        return Stream([*paths], len, lanes=1, epoch_size=9, bookmarks=False)
 
     @pytest.mark.parametrize(
         ("now", "same"),
@@ -192,21 +192,13 @@ class TestNames:
 
     @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize("kind", [dataset, stream])
-    def test_of_a_state_of_an_older_version_are_unknown(self, caplog, kind, mixed):
-        """It loads, and one line says so."""
+    def test_a_state_without_them_is_refused(self, kind, mixed):
         data = kind(self, self.PATHS)
         loader = Loader.from_dataset(Mix({"a": data}, {"a": 1}, epoch_size=9) if mixed else data)
         state = json.loads(loader.state_dict()["penstock"])
         del state["settings"]["shard_names"]
-        if kind is TestNames.stream:
-            state["settings"].pop("orders", None)
-            state["settings"]["sources" if mixed else "names"] = "0123456789abcdef"
-        loader.load_state_dict({"penstock": json.dumps(state)})
-        (record,) = caplog.records
-        assert "did not save the names of the shards, in their order" in record.getMessage()
-        caplog.clear()
-        loader.load_state_dict(loader.state_dict())  # now it has them
-        assert not caplog.records
+        with pytest.raises(penstock.StateMismatch, match="shard_names was missing and is"):
+            loader.load_state_dict({"penstock": json.dumps(state)})
 
     def test_of_files_that_a_format_lists(self, tmp_path):
         """Files of tokens, and pieces of files. A pattern is sorted, so it is the same wherever the files were listed."""
@@ -229,7 +221,7 @@ class TestReadingForward:
         dataset = shards(files, **words)
         lanes = words.get("lanes", 1)
         read(dataset, shuffle=True)
-        opener = dataset._records._open._arguments[1]
+        opener = dataset._open._arguments[1]
         assert opener.opened <= 6 + lanes
         assert opener.read <= 88 + 40 * (lanes - 1)
         assert words or opener.read == 88
@@ -251,7 +243,7 @@ class TestReadingForward:
     def test_a_seek_skips(self, files):
         dataset = shards(files, "seeking")
         assert dataset.__getitems__([30, 31, 46]) == [30, 31, 46]
-        opener = dataset._records._open._arguments[1]
+        opener = dataset._open._arguments[1]
         assert opener.opened == 1
         dataset.close()
 
@@ -329,7 +321,7 @@ class TestOpenFiles:
         for path in paths:
             path.write_text("1\n" * 4)
         dataset = Shards([str(path) for path in paths], OPEN[kind](), counts=[4] * 150)
-        bound = 64 if kind == "indexed" else dataset._records._open._most_readers
+        bound = 64 if kind == "indexed" else dataset._open._most_readers
         seen = 0
         with Loader.from_dataset(dataset, batch_size=7, shuffle=True) as loader:
             for _ in loader:
@@ -421,7 +413,7 @@ def test_worker_processes_that_all_read_every_shard_say_so(files, kind, worker, 
     [
         (lambda: Shards("a.txt", list, counts=[1]), TypeError, r"shards='a.txt' is a single path, .*: \['a.txt'\]"),
         (
-            lambda: Shards(["a.txt"], list, epoch_size=4, steps=penstock.Filter(bool)),
+            lambda: Stream(["a.txt"], list, epoch_size=4, steps=penstock.Filter(bool)),
             TypeError,
             r"steps=Filter\(.*\) is a single step, but must be a list of steps",
         ),  # type: ignore[arg-type]

@@ -298,7 +298,7 @@ def told(records):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_knows_the_shard_and_the_pass_of_its_record(workers) -> None:
     """Seen to fail: the number of the shard in place of what the user gave."""
-    shards = penstock.Shards([100, 200], open=five_from, steps=[told, Shuffle(3), Filter(bool)], epoch_size=20, lanes=2, bookmarks=False)
+    shards = penstock.Stream([100, 200], open=five_from, steps=[told, Shuffle(3), Filter(bool)], epoch_size=20, lanes=2, bookmarks=False)
     with penstock.Loader.from_dataset(shards, batch_size=20, num_workers=workers) as loader:
         records, given, numbers, passes = (column.tolist() for column in next(iter(loader)))
     assert given == [record // 100 * 100 for record in records]
@@ -400,7 +400,7 @@ def test_what_reads_may_draw_from_the_global_generators(draw, caplog, monkeypatc
 
 def test_no_shard_is_skipped_because_a_step_draws() -> None:
     """Seen to fail: all shards left out, one after another."""
-    data = penstock.Shards(4, range, epoch_size=8, steps=[Filter(lambda record: random.random() < 2)], bookmarks=False, on_error="skip")
+    data = penstock.Stream(4, range, epoch_size=8, steps=[Filter(lambda record: random.random() < 2)], bookmarks=False, on_error="skip")
     data.order(shuffle=False, seed=0).take()
     with pytest.raises(GraphError, match="drew from the global random numbers"):
         data[1]
@@ -491,7 +491,7 @@ def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
         (lambda: Pack(4, pad="x"), ValueError, "pad='x'"),
         (lambda: Pack(4, oversize="cut"), ValueError, "oversize='cut' must be"),
         (lambda: Pack(4, length=int, oversize="split"), ValueError, "with length= records stay whole"),
-        (lambda: Pack(4, length=int, crop=True), ValueError, "crop=True cuts sequences, but with length= records stay whole"),
+        (lambda: Pack(4, length=int, crop=True), ValueError, "crop=True, oversize=None cut sequences, but with length= records stay whole"),
         (lambda: Pack(4, length=3), TypeError, "length must be a function"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from small_files import RECORDS, arrow, jsonl, parquet, tar
 
 import datasets
-from penstock import Cached, Filter, Loader, Mix, Packs, Shards, StateMismatch, formats
+from penstock import Cached, Filter, Loader, Mix, Packs, Shards, StateMismatch, Stream, formats
 from penstock.__main__ import main
 from penstock._command.index import index_files
 from penstock._streams import lanes, shard_keys
@@ -53,7 +53,7 @@ def test_one_pass_is_what_the_counted_shards_are(folder, name):
     uncounted.order(shuffle=False, seed=0).take()
     assert [uncounted[k] for k in range(len(uncounted))] == [counted[k] for k in range(len(counted))]
     assert counted.counts.sum() == FILES * RECORDS
-    assert uncounted.counts is None
+    assert (type(counted), type(uncounted)) == (Shards, Stream)
     counted.close()
     uncounted.close()
 
@@ -67,7 +67,7 @@ def test_with_bookmarks_a_resume_reads_less_than_a_shard_a_lane(tmp_path):
         yield from range(100 * shard, 100 * shard + 10)
 
     def build():
-        return Loader.from_dataset(Shards(16, numbers, epoch_size=10**4, lanes=4, bookmarks=tmp_path), batch_size=8)
+        return Loader.from_dataset(Stream(16, numbers, epoch_size=10**4, lanes=4, bookmarks=tmp_path), batch_size=8)
 
     with build() as loader:
         batches = iter(loader)
@@ -129,7 +129,7 @@ def test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error(workers):
     """Seen to fail: every item of the lane from the damaged record on was left out, for ever, and so was a StateMismatch."""
 
     def read(**words):
-        data = Shards(4, ten_numbers, epoch_size=24, lanes=2, bookmarks=False, **words)
+        data = Stream(4, ten_numbers, epoch_size=24, lanes=2, bookmarks=False, **words)
         with Loader.from_dataset(data, 4, on_error="skip", num_workers=workers, method="process", multiprocessing_context="fork") as loader:
             return [value for batch in loader for value in batch.tolist()]
 
@@ -137,7 +137,7 @@ def test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error(workers):
     assert read(transform=unless_12) == [value for value in whole if value != 12]
     with pytest.raises(ValueError, match="12") as raised:
         read(steps=[all_but_12])
-    assert any('Shards(…, on_error="skip") skips the rest' in note for note in raised.value.__notes__)
+    assert any('Stream(…, on_error="skip") skips the rest' in note for note in raised.value.__notes__)
 
 
 def test_a_shard_that_is_closed_in_a_pause_is_not_cut_short(caplog):
@@ -151,7 +151,7 @@ def test_a_shard_that_is_closed_in_a_pause_is_not_cut_short(caplog):
             raise OSError("for a while")
         yield from range(3, 6)
 
-    data = Shards(1, open, epoch_size=6, on_error="skip", bookmarks=False)
+    data = Stream(1, open, epoch_size=6, on_error="skip", bookmarks=False)
     data.order(shuffle=False, seed=0).take()
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(lambda: [data[k] for k in range(6)])
@@ -173,7 +173,7 @@ def even_lines_of(path):
 
 
 def ahead(shards, open, epoch, **words):
-    loader = Loader.from_dataset(Shards(shards, open, epoch_size=40, lanes=2, **words), batch_size=8)
+    loader = Loader.from_dataset(Stream(shards, open, epoch_size=40, lanes=2, **words), batch_size=8)
     loader.set_epoch(epoch)
     return [batch.tolist() for batch in loader]
 
@@ -229,7 +229,7 @@ def test_a_file_is_looked_at_when_its_turn_comes(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(shard_keys, "stamp_lately", lambda path: looked.append(path))
     shards = [f"{k}" for k in range(1000)]
-    data = Shards(shards, lambda name: iter(range(9)), epoch_size=8, lanes=4, bookmarks=tmp_path)
+    data = Stream(shards, lambda name: iter(range(9)), epoch_size=8, lanes=4, bookmarks=tmp_path)
     assert len(next(iter(Loader.from_dataset(data, batch_size=8)))) == 8
     assert looked == ["0", "1", "2", "3"]
 
@@ -239,7 +239,7 @@ def test_a_file_that_could_not_be_looked_at_is_looked_at_again(tmp_path, monkeyp
     (tmp_path / "0").write_text("1\n" * 9)
     answers, look = iter([False] * 2), shard_keys.stamp_lately
     monkeypatch.setattr(shard_keys, "stamp_lately", lambda path: look(path if next(answers, True) else "not there"))
-    loader = Loader.from_dataset(Shards([tmp_path / "0"], lines_of, epoch_size=9, bookmarks=False), 9)
+    loader = Loader.from_dataset(Stream([tmp_path / "0"], lines_of, epoch_size=9, bookmarks=False), 9)
     assert len(list(loader)) == 1
     (tmp_path / "0").write_text("2\n" * 9)
     with pytest.raises(ValueError, match="0 has changed since it was first checked"):
@@ -251,7 +251,7 @@ def test_a_state_of_other_shards_is_refused(shard):
     """Seen to fail: shards that are tuples had no names."""
 
     def build(start):
-        return Loader.from_dataset(Shards([shard(start + k) for k in range(4)], lambda shard: iter([0]), epoch_size=8, bookmarks=False))
+        return Loader.from_dataset(Stream([shard(start + k) for k in range(4)], lambda shard: iter([0]), epoch_size=8, bookmarks=False))
 
     build(0).load_state_dict(build(0).state_dict())
     with pytest.raises(StateMismatch, match="names was"):
@@ -262,9 +262,20 @@ def test_arguments_of_both_kinds_are_refused(folder):
     with pytest.raises(ValueError, match="index= and epoch_size= exclude"):
         formats.jsonl(folder / "*.jsonl", index=folder, epoch_size=10)
     with pytest.raises(
-        ValueError, match=r"steps= is for .*an index.*drop epoch_size= and steps=.*Or drop counts= and index=, and pass epoch_size="
+        TypeError, match=r"no argument steps=.*or epoch_size= and no counts= or index=, if a function of penstock\.formats made these"
     ):
         formats.jsonl(folder / "*.jsonl", steps=[Filter(bool)])
+    with pytest.raises(TypeError, match=r"Stream has no argument counts=.*an epoch is then all records, without epoch_size="):
+        formats.jsonl(folder / "*.jsonl", counts=[RECORDS] * FILES, epoch_size=10)
+    for read in (formats.jsonl, formats.tar, formats.parquet, formats.arrow):
+        with pytest.raises(TypeError, match="no argument cachedir="):
+            read(folder / f"*.{read.__name__}", cachedir=folder)
+    for call in (
+        lambda: formats.tokens(folder / "*.bin", 4, cachedir=folder),
+        lambda: formats.megatron_documents(folder / "x", cachedir=folder),
+    ):
+        with pytest.raises(TypeError, match="'cachedir'"):
+            call()
     with pytest.raises(ValueError, match="epoch_size="):
         formats.hf(datasets.load_dataset("json", data_files=str(folder / "0.jsonl"), split="train", streaming=True).filter(bool))
 
@@ -274,7 +285,7 @@ def test_only_the_lanes_that_a_process_reads_need_open_files(monkeypatch):
     monkeypatch.setattr(lanes, "most_files", lambda: 4)
 
     def read(rank, world_size):
-        data = Shards(range(8), open=lambda shard: iter(range(100 * shard, 100 * shard + 50)), epoch_size=16, lanes=8)
+        data = Stream(range(8), open=lambda shard: iter(range(100 * shard, 100 * shard + 50)), epoch_size=16, lanes=8)
         with Loader.from_dataset(data, batch_size=None, rank=rank, world_size=world_size) as loader:
             return list(loader)
 
@@ -294,7 +305,7 @@ def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):
             yield 10_000 * shard + number
 
     def stream():
-        data = Shards(
+        data = Stream(
             [*"abcd"], lambda name: numbers("abcd".index(name)), epoch_size=8, lanes=1, on_error="skip", retries=0, bookmarks=tmp_path
         )
         data.order(shuffle=False, seed=0).take()
@@ -320,7 +331,7 @@ def test_an_open_that_can_begin_anywhere_is_asked_for_the_record_after_a_fault(t
                 raise failures.pop()
             yield 10 * shard + number
 
-    data = Shards(2, seeking, epoch_size=18, lanes=1, bookmarks=False)
+    data = Stream(2, seeking, epoch_size=18, lanes=1, bookmarks=False)
     with Loader.from_dataset(data, batch_size=9) as loader:
         assert [batch.tolist() for batch in loader] == [list(range(9)), list(range(10, 19))]
     assert asked == [(0, 0), (1, 0), (1, 5)]
@@ -332,7 +343,7 @@ def test_pieces_of_an_indexed_file(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f"{k}\n" for k in range(50)))
     assert index_files([str(tmp_path / "a.jsonl")], None, 1, io.StringIO(), io.StringIO()) == 0
     counted = formats.jsonl(tmp_path / "a.jsonl")
-    with Loader.from_dataset(Shards.of(counted, 10, epoch_size=50, lanes=1, bookmarks=False), None) as loader:
+    with Loader.from_dataset(Stream.of(counted, 10, epoch_size=50, lanes=1, bookmarks=False), None) as loader:
         assert list(loader) == list(range(50))
     counted.close()
 
@@ -355,7 +366,7 @@ class Replacing:
 def test_the_successor_of_a_worker_reads_no_other_version(tmp_path, context):
     """Seen to fail: each process knew only what it had seen itself, so the next one read the new file."""
     (tmp_path / "0").write_text("old\n" * 99)
-    shards = Shards([tmp_path / "0"], Replacing(), epoch_size=99, bookmarks=False)
+    shards = Stream([tmp_path / "0"], Replacing(), epoch_size=99, bookmarks=False)
     with (
         Loader.from_dataset(shards, 3, num_workers=1, method="process", multiprocessing_context=context) as loader,
         pytest.raises(
@@ -386,7 +397,7 @@ def test_a_refused_call_leaves_a_stream_as_it_was(words, mixed):
     """Fails if anything but a loader that was built fixes the order, for the corrected call is then refused as that of a second loader."""
 
     def stream():
-        data = Shards(4, lambda shard: iter(range(10 * shard, 10 * shard + 3)), epoch_size=6, lanes=2, bookmarks=False)
+        data = Stream(4, lambda shard: iter(range(10 * shard, 10 * shard + 3)), epoch_size=6, lanes=2, bookmarks=False)
         return Mix({"it": data}, {"it": 1}, epoch_size=6) if mixed else data
 
     def read(data):

@@ -20,7 +20,7 @@ import torchdata.nodes
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import penstock
-from penstock import Filter, Loader, Mix, Packs, Shards
+from penstock import Filter, Loader, Mix, Packs, Shards, Stream
 from penstock.__main__ import main as command
 from penstock.nodes import Batcher, Cycler, IterableSource, ParallelMapper, Prefetcher, Sampler, Sharder
 from penstock.testing import Tagged, plain
@@ -133,8 +133,8 @@ def own(dataset: Any, **words: Any) -> Callable[..., Loader[Any]]:
     return build
 
 
-def stream(open: Callable[[int], Any] = records, size: int = 24, **words: Any) -> Callable[[], Shards]:
-    return lambda: Shards(4, open, epoch_size=size, bookmarks=False, **words)
+def stream(open: Callable[[int], Any] = records, size: int = 24, **words: Any) -> Callable[[], Stream]:
+    return lambda: Stream(4, open, epoch_size=size, bookmarks=False, **words)
 
 
 def by_hand(build: Callable[..., Any]) -> Callable[..., Loader[Any]]:

@@ -17,7 +17,7 @@ from leaks import no_leaks
 from resumable import Resumable
 from strikes import Alarm, Strikes, alarm, answering, only_locks_of_c
 
-from penstock import Loader, Shards
+from penstock import Loader, Stream
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._workers.errands import Errands
 from penstock._workers.lifetime import Closing
@@ -147,7 +147,7 @@ def test_an_exception_while_a_stream_is_read_arrives_as_itself_and_costs_no_reco
                 send()
             yield 6 * shard + record
 
-    data = Shards(3, opened, epoch_size=18, on_error=on_error, retries=retries, bookmarks=False)
+    data = Stream(3, opened, epoch_size=18, on_error=on_error, retries=retries, bookmarks=False)
     with answering(alarm_of_a_network) as send, Loader.from_dataset(data, batch_size=3) as loader:
         batches, got = iter(loader), []
         with pytest.raises(TimeoutError, match="^late"):

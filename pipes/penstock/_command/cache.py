@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TextIO
 
+from penstock._files.copies import CacheFolder
 from penstock._observe.report import copies_in, size_of
 from penstock._statistics import CopyStatistics
-from penstock._streams.copies import CacheFolder
 
 
 def show(folder: str, clear: bool, out: TextIO, err: TextIO) -> int:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO
 
 from penstock import formats
 from penstock._fetch.error_policy import describe
-from penstock._streams.files import Stamp, stamp, whole
-from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
-from penstock._streams.paths import bare, compression, expanded, is_remote
+from penstock._files.files import Stamp, stamp, whole
+from penstock._files.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
+from penstock._files.paths import bare, compression, expanded, is_remote
 from penstock._streams.progress import Progress
 from penstock._workers.limits import cores
 from penstock._workers.ray_actors import connected

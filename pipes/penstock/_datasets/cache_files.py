@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._datasets.cache_record import FOOTER, is_record, module_of, value_at
 from penstock._fetch.fetch import SHARD_NAMES, said_of
+from penstock._files.own_files import open_own
 from penstock._memory.shared_memory import create
-from penstock._streams.own_files import open_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable

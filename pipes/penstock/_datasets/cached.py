@@ -93,7 +93,7 @@ class Cached(Shown):
         order = dataset_order(self.dataset, shuffle=shuffle, seed=seed)
         if isinstance(order, ContinuingOrder):
             raise TypeError(
-                f"{type(self.dataset).__name__} with epoch_size= is an endless stream, but this cache holds {len(self)} samples. Pass the stream itself to "
+                f"{type(self.dataset).__name__} is an endless stream, but this cache holds {len(self)} samples. Pass the stream itself to "
                 f"Loader.from_dataset, or cache shards of known lengths: no epoch_size=, but an index (python -m penstock index) or counts=."
             )
         return order

@@ -19,10 +19,10 @@ from torch.utils.data import Subset
 from penstock._datasets.cache_files import identity_of
 from penstock._datasets.mix import Mix
 from penstock._datasets.one_pass import check_read_once, one_pass
+from penstock._files.files import open_file
+from penstock._files.own_files import write_own
 from penstock._random.orders import SequentialOrder
-from penstock._streams.files import open_file
-from penstock._streams.own_files import write_own
-from penstock._streams.shards import close_shards
+from penstock._streams.sharded import close_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

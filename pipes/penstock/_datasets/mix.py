@@ -16,7 +16,7 @@ from penstock._fetch.sample import current
 from penstock._random.lane_mix_order import InterleavedMixOrder
 from penstock._random.mix_order import MixOrder, source_seed
 from penstock._random.orders import order_of
-from penstock._streams.shards import Shards
+from penstock._streams.stream import Stream
 
 if TYPE_CHECKING:
     from penstock._random.mix_stages import Weights
@@ -38,13 +38,13 @@ class Mix(Shown, ConcatDataset[Any]):
     derived from the loader's seed and the source's name; a source with its own order keeps it. Where a sample is loaded and in the loader's
     ``transform``, ``penstock.sample().source`` is the name of its source.
 
-    A source may be a stream, that is, `Shards` without counts. Then each lane of the mix mixes independently (see `InterleavedMixOrder`), ``epoch_size`` is required, and an
+    A source may be a `Stream`. Then each lane of the mix mixes independently (see `InterleavedMixOrder`), ``epoch_size`` is required, and an
     epoch continues where the previous one stopped. The number of lanes of each stream must divide the largest number of lanes among the streams.
 
     You can stop a run and continue with other weights: loading a state compares only the stages that started before it was saved.
 
     Args:
-        datasets: The sources, by name: map-style datasets, or streams of `Shards`.
+        datasets: The sources, by name: map-style datasets, or a `Stream` each.
         weights: The weight of each source, with any sum; or stages, as pairs of a start and weights, where the start is an item counted from the start of
             training, over all ranks. A stage may omit sources.
         epoch_size: Items in an epoch, over all ranks. Default: the sum of the lengths.
@@ -55,7 +55,7 @@ class Mix(Shown, ConcatDataset[Any]):
 
     Raises:
         ValueError: A weight is negative, not finite, or names no source; all weights are 0; or a source is empty or has no weight.
-        TypeError: A source can neither be read by index nor is a stream of `Shards`.
+        TypeError: A source can neither be read by index nor is a `Stream`.
     """
 
     __module__ = "penstock"
@@ -180,4 +180,4 @@ def _is_stream(dataset: Any) -> bool:
         raise ValueError(
             "a mix with streams cannot be a source of another mix. Put all sources into one mix, with the products of their weights."
         )
-    return isinstance(dataset, Shards) and dataset.counts is None
+    return isinstance(dataset, Stream)

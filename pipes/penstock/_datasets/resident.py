@@ -18,7 +18,7 @@ from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 from penstock._random.order import dataset_order
-from penstock._streams.shards import close_shards
+from penstock._streams.sharded import close_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable

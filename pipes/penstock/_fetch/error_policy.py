@@ -167,7 +167,7 @@ def is_of_stream(exc: Exception) -> bool:
     annotate(
         exc,
         "raised although the loader has on_error=, which skips single samples: nothing after this position in the stream can be read. The stream itself decides "
-        'what may be skipped: Shards(…, on_error="skip") skips the rest of a shard',
+        'what may be skipped: Stream(…, on_error="skip") skips the rest of a shard',
     )
     return True
 

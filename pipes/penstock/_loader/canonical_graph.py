@@ -165,7 +165,7 @@ class FromDataset(DataLoaderWords):
                 Streams need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream splits
                 itself); see `IterableSource`.
             tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
-                `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or uncounted `Shards`. No effect with ``split="own"``.
+                `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or a `Stream`. No effect with ``split="own"``.
 
         Workers:
             method: ``"process"``, ``"thread"``, or ``"ray"`` (actors of a Ray cluster, on other machines).

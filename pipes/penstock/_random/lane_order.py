@@ -89,7 +89,7 @@ class InterleavedOrder(PlainOrder):
     begins with the item after the last one that any rank received in the previous epoch; see `ContinuingOrder`. Its indices are the items since the beginning.
 
     Args:
-        lanes: See `Shards`.
+        lanes: See `Stream`.
         epoch_size: Items in an epoch, from 1 to 2**56.
         settings: JSON that identifies the data.
         take: Called by `take`: the data is then read in this order, and can be read in no other.

@@ -64,7 +64,8 @@ class ShardOrder(PlainOrder):
         self._counts = _checked_counts(counts)
         self._n = int(self._counts.sum())
         self._starts = np.cumsum(self._counts) - self._counts
-        self.lanes = usual_lanes(len(self._counts)) if lanes is None else whole_number("lanes", lanes, 1, 2**16 + 1)
+        # Not `lanes`, which tells a `ContinuingOrder`: these are cut out of an epoch whose end is known.
+        self.cuts = usual_lanes(len(self._counts)) if lanes is None else whole_number("lanes", lanes, 1, 2**16 + 1)
         self._window = checked_window(window)
         self._seed = checked_seed(seed)
         if self._window and not shuffle:
@@ -75,7 +76,7 @@ class ShardOrder(PlainOrder):
             "order": "shards" if shuffle else "shards in order",
             "length": self._n,
             "counts": checksum(self._counts.astype("<i8").tobytes()),
-            "lanes": self.lanes,
+            "lanes": self.cuts,
             "window": self._window,
             "seed": self._seed,
         }
@@ -95,7 +96,7 @@ class ShardOrder(PlainOrder):
         return _Epoch(epoch, self).opens()
 
     def details(self) -> dict[str, Any]:
-        return {"shards": len(self._counts), "records": self._n, "lanes": self.lanes, "window": self._window, "seed": self._seed}
+        return {"shards": len(self._counts), "records": self._n, "lanes": self.cuts, "window": self._window, "seed": self._seed}
 
 
 class _Epoch:
@@ -107,11 +108,11 @@ class _Epoch:
         counts = order._counts[shards]
         self.ends = np.cumsum(counts)
         self.moved = order._starts[shards] - (self.ends - counts)
-        self._lanes = order.lanes
-        self._length, self._longer = divmod(order._n, order.lanes)
+        self._lanes = order.cuts
+        self._length, self._longer = divmod(order._n, order.cuts)
         self._windows: dict[int, SlidingPermutation] = {}
         self._window = order._window
-        self._keys = philox_words(order._seed, epoch, LANES, 2 * order.lanes) if order._window > 1 else None
+        self._keys = philox_words(order._seed, epoch, LANES, 2 * order.cuts) if order._window > 1 else None
 
     def placed(self, positions: Int64s) -> Int64s:
         """The places of ``positions`` in the concatenation."""

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from penstock._errors import StateMismatch
+from penstock._files.own_files import open_own, refusal
 from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
-from penstock._streams.own_files import open_own, refusal
 from penstock._streams.shard_keys import ShardKeys
 
 _logger = logging.getLogger("penstock")
@@ -62,28 +62,41 @@ class Bookmarks:
     The files are read when the first fact is requested or added, and again by `refresh`. Nothing stays open between two calls. A forked process continues with
     its parent's facts and writes its own file.
 
+    A count is known for every pass, for one pass, or up to where an error cut the shard short, whatever happens to the file later.
+
     Args:
         folder: Folder for the files; None: no files, so the facts last as long as this object. If nothing can be written there, that costs only time for
             the `default_folder`, and is an error for a folder that was passed explicitly.
         binding: JSON that determines what the steps make of a shard. Facts under another binding are not visible.
         keys: For each shard, a string that distinguishes its content from any other, such as name, size and time. Facts about other content are ignored. Looked up
             only for shards that are requested or recorded, because a lookup may take a request to a server.
+        seed: The seed of the order. What holds for one pass holds for one seed only.
+        skips: Errors cut shards short. Otherwise only shards that were read to their end count.
 
     Raises:
         OSError: Nothing can be written to an explicitly passed folder.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, binding: dict[str, Any], keys: ShardKeys | Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        binding: dict[str, Any],
+        keys: ShardKeys | Sequence[str],
+        seed: int,
+        skips: bool = False,
+    ) -> None:
         bound = json.dumps({"format": FORMAT, "binding": binding}, sort_keys=True)
         binding_hash = hashlib.sha256(bound.encode()).hexdigest()[:32]
-        self._lines = FactLines(binding_hash)
+        self._lines = FactLines(binding_hash, seed)
         self._root = None if folder is None else os.path.abspath(folder)
         self._folder = None if self._root is None else os.path.join(self._root, binding_hash)
         self._is_named = self._root is not None and self._root != os.path.abspath(default_folder())
-        self._arguments = (self._root, binding, keys)
+        self._arguments = (self._root, binding, keys, seed, skips)
         self._keys = keys
         self._facts = Facts()
-        self._settled: set[int] = set()  # shards whose facts, as far as they were read, are in `_facts`
+        self._cuts = Facts()
+        self._skips = skips
+        self._settled: set[int] = set()  # shards whose facts, as far as they were read, are in `_facts` and `_cuts`
         self._unsettled: dict[int, list[tuple[str, Fact]]] = {}  # of other shards: what was read, with the content key it applies to
         self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read yet
         self._writes = self._folder is not None
@@ -100,28 +113,40 @@ class Bookmarks:
 
     def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
         """How many outputs ``shard`` has in a pass; None if unknown. If the caller relies on the answer, a later contradiction is an error."""
+        key = self._keys[shard]  # looks at the file before it is opened, so that its contents are never attributed to a later version
         if shard not in self._settled:
-            self._settle(shard)
+            self._settle(shard, key)
         with self._locked():
-            return self._facts.get(shard, pass_, rely=rely)
+            cut = self._cuts.get(shard, pass_, rely=rely)
+            if cut is None:
+                return self._facts.get(shard, pass_, rely=rely)
+        self._warn_once(
+            f"cut {shard}",
+            f'{self._name(shard)} gives {cut} outputs in pass {pass_}, because on_error="skip" skipped the rest of it before, and a resumed run needs the same '
+            f"sequence. A new run reads it to its end with other bookmarks=, or with another seed.",
+        )
+        return cut
 
-    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
-        """Add a result of reading ``shard`` to its end. Idempotent.
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool = False) -> None:
+        """Add a result of reading ``shard`` to its end, or to an error. Idempotent.
 
         Args:
             shard: Its number.
             pass_: The pass in which it was read.
             outputs: How many outputs it had.
             every_pass: Whether it has this many in every pass.
+            cut: Whether an error cut it short.
 
         Raises:
             StateMismatch: `outputs` has returned another number.
             OSError: Nothing can be written to an explicitly passed folder.
         """
-        fact = Fact(int(shard), None if every_pass else int(pass_), int(outputs))
-        self._settle(fact.shard)
+        fact = Fact(int(shard), None if every_pass and not cut else int(pass_), int(outputs), cut)
+        if cut:
+            self._warned.add(f"cut {shard}")  # the lane that found this has already logged it
+        self._settle(fact.shard, self._keys[fact.shard])
         with self._locked():
-            news = self._facts.add(fact)
+            news = self._add(fact)
         # Without the lock, because a disk may be slow; this process has the fact already.
         if isinstance(news, Contradiction):
             self._write([news.before, fact])  # both, because the file that holds the first may be deleted
@@ -150,33 +175,38 @@ class Bookmarks:
             self.refresh()
         return self._lock
 
-    def _settle(self, shard: int) -> None:
-        """Accept the facts read about a shard that apply to its current content."""
-        with self._locked():
-            if shard not in self._unsettled:
-                self._settled.add(shard)
-                return
-        # Without the lock, because this may ask a server. If several threads do so at once, the first one adds the facts.
-        key = self._keys[shard]
+    def _add(self, fact: Fact) -> bool | Contradiction:
+        return (self._cuts if fact.cut else self._facts).add(fact)
+
+    def _name(self, shard: int) -> str:
+        return self._keys[shard] if isinstance(self._keys, Sequence) else self._keys.name(shard)
+
+    def _key(self, fact: Fact) -> str:
+        """What a fact is about: a content; or the name alone, because a resumed run must skip the rest of a file even if the file was repaired."""
+        return self._name(fact.shard) if fact.cut else self._keys[fact.shard]
+
+    def _settle(self, shard: int, key: str) -> None:
+        """Accept the facts read about a shard that apply to its current content, which has this ``key``."""
         with self._locked():
             read = self._unsettled.pop(shard, [])
             # By `map`: Ctrl-C at a loop's jump in here could leave the lock held (python/cpython#130279).
-            found = list(map(self._facts.add, (fact for about, fact in read if about == key)))
+            found = list(map(self._add, (fact for about, fact in read if about == (self._name(shard) if fact.cut else key))))
             self._settled.add(shard)
-        if read and not found and not self._are_anothers(shard, {about for about, _ in read}):
+        others = [about for about, fact in read if not fact.cut]
+        if others and key not in others and not self._are_anothers(shard, {*others}):
             self._warn_once(
                 "another content",
-                f"shard {shard} was {read[-1][0]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, copied or copied without its modification time. "
-                f"This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would have got.",
+                f"shard {shard} was {others[-1]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, or copied without its "
+                f"modification time. This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would "
+                f"have got.",
             )
         self._report(*(one for one in found if isinstance(one, Contradiction)))
 
     def _are_anothers(self, shard: int, keys: set[str]) -> bool:
         """Whether ``keys`` are those of another dataset of this process, such as another source of a mix, which may not have been read here yet."""
-        name = self._keys[shard] if isinstance(self._keys, Sequence) else self._keys.name(shard)
         for other in list(ShardKeys.instances):
             with contextlib.suppress(IndexError, OSError):
-                if other.name(shard) != name:
+                if other.name(shard) != self._name(shard):
                     keys -= {other[shard], other.name(shard)}
         return not keys
 
@@ -199,17 +229,20 @@ class Bookmarks:
                             break  # another process may still be writing it
                         at += len(line)  # even if it is damaged: files only grow, so it will not be repaired
                         try:
-                            key, fact = self._lines.parsed(line)
+                            parsed = self._lines.parsed(line)
                         except ValueError:
                             damaged += 1
                             if damaged == MOST_DAMAGED:
                                 break
                             continue
+                        if parsed is None or (parsed[1].cut and not self._skips):
+                            continue
+                        key, fact = parsed
                         # Its key is compared when the shard is requested (`_settle`): checking a hundred thousand
                         # remote files before the first item would take hours.
                         if fact.shard not in self._settled:
                             self._unsettled.setdefault(fact.shard, []).append((key, fact))
-                        elif key == self._keys[fact.shard] and isinstance(news := self._facts.add(fact), Contradiction):
+                        elif key == self._key(fact) and isinstance(news := self._add(fact), Contradiction):
                             found.append(news)
             except OSError as exc:
                 self._warn_once(name, f"{exc}. These bookmarks are ignored, which costs only time.")
@@ -241,7 +274,7 @@ class Bookmarks:
                 # One `write` per line, at the end (O_APPEND) of a file that only this process writes: lines of different threads or
                 # processes never mix, and a reader can miss only the end of the last line.
                 for fact in facts:
-                    line = self._lines.line(self._keys[fact.shard], fact)
+                    line = self._lines.line(self._key(fact), fact)
                     if len(line) <= LONGEST and os.write(fd, line) < len(line):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
             finally:
@@ -296,50 +329,3 @@ class Bookmarks:
 
 def _in_pass(fact: Fact) -> str:
     return "" if fact.pass_ is None else f" (pass {fact.pass_})"
-
-
-_STAYS_CUT: Final = (
-    '%s gives %d outputs in pass %d, because on_error="skip" skipped the rest of it before, and a resumed run needs the same sequence. A new run reads it '
-    "to its end with other bookmarks=, or with another seed."
-)
-
-
-@final
-class KnownOutputs:
-    """The known output counts of shards: in every pass, in one pass, and where an error cut a shard short, whatever happens to the file later.
-
-    Each kind has its own `Bookmarks`. What holds for one pass holds for one ``seed`` only. ``skips``: errors cut shards short.
-    """
-
-    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: ShardKeys, *, skips: bool) -> None:
-        # Bound to the name alone, because a resumed run must skip the rest of a file even if the file was repaired.
-        self._names = keys.names() if skips else []
-        self._keys = keys
-        self._always = Bookmarks(folder, binding, keys)
-        self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
-        self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
-        self._all = [facts for facts in (self._cut, self._always, self._passes) if facts is not None]  # in order of precedence
-        self._said: set[int] = set()
-
-    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """The number of outputs; None if unknown. A later contradiction is an error if the caller relies on the answer, else a warning."""
-        self._keys[shard]  # looks at the file before it is opened, so that its contents are never attributed to a later version
-        for facts in self._all:
-            if (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
-                if facts is self._cut and shard not in self._said:
-                    self._said.add(shard)
-                    _logger.warning(_STAYS_CUT, self._names[shard], outputs, pass_)
-                return outputs
-        return None
-
-    def refresh(self) -> None:
-        """Read what other processes have found since."""
-        for facts in self._all:
-            facts.refresh()
-
-    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
-        """Record that a shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: every other pass has as many outputs."""
-        if cut:
-            self._said.add(shard)  # whoever found this has already logged it
-        facts = self._cut if cut and self._cut is not None else self._always if every_pass else self._passes
-        facts.add(shard, pass_, outputs, every_pass=every_pass)

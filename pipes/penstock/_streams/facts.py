@@ -10,11 +10,12 @@ AT_MOST: Final = 2**63
 
 
 class Fact(NamedTuple):
-    """How many outputs the steps make of a shard in one pass; ``pass_`` is None if it holds for every pass."""
+    """How many outputs the steps make of a shard in one pass, or up to an error that ``cut`` it short; ``pass_`` is None if it holds for every pass."""
 
     shard: int
     pass_: int | None
     outputs: int
+    cut: bool = False
 
 
 class Contradiction(NamedTuple):
@@ -35,66 +36,58 @@ class Facts:
 
     def __init__(self) -> None:
         self.doubted: set[int] = set()
-        self._always: dict[int, int] = {}
-        self._passes: dict[int, dict[int, int]] = {}  # of shards that are not in `_always`
-        self._relied_on: set[int | tuple[int, int]] = set()  # shards, or shards in one pass
+        self._known: dict[
+            int, dict[int | None, int]
+        ] = {}  # by shard and pass; if one holds for every pass, it is the only one of its shard
+        self._relied_on: set[tuple[int, int | None]] = set()
 
     def get(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
         """The outputs of ``shard`` in a pass; None if unknown. ``rely``: the caller relies on the answer from now on."""
-        outputs = self._always.get(shard)
-        about: int | tuple[int, int] = shard
-        if outputs is None:
-            outputs, about = self._passes.get(shard, {}).get(pass_), (shard, pass_)
-        if rely and outputs is not None:
-            self._relied_on.add(about)
-        return outputs
+        known = self._known.get(shard, {})
+        about = None if None in known else pass_
+        if rely and about in known:
+            self._relied_on.add((shard, about))
+        return known.get(about)
 
     def add(self, fact: Fact) -> bool | Contradiction:
         """Add a fact; returns whether it is new, or what it contradicts."""
-        shard, pass_, outputs = fact
-        if shard in self.doubted:
+        shard, pass_, outputs, _ = fact
+        known = {} if shard in self.doubted else self._known.setdefault(shard, {})
+        about = [*known] if pass_ is None else [one for one in (None, pass_) if one in known]
+        relied_on = [one for one in about if (shard, one) in self._relied_on]
+        for before in (*relied_on, *about):
+            if known[before] != outputs:
+                self.doubted.add(shard)
+                del self._known[shard]
+                return Contradiction(Fact(shard, before, known[before]), fact, before in relied_on)
+        if shard in self.doubted or None in known or pass_ in known:
             return False
-        always = self._always.get(shard)
-        if always is not None:
-            return outputs != always and self._doubt(Fact(shard, None, always), fact)
-        passes = self._passes.get(shard, {})
         if pass_ is None:
-            relied_on = [one for one in passes if (shard, one) in self._relied_on]
-            for one in (*relied_on, *passes):
-                if passes[one] != outputs:
-                    return self._doubt(Fact(shard, one, passes[one]), fact)
-            if relied_on:
-                self._relied_on.add(shard)
-            self._passes.pop(shard, None)
-            self._always[shard] = outputs
-        elif pass_ in passes:
-            return outputs != passes[pass_] and self._doubt(Fact(shard, pass_, passes[pass_]), fact)
-        else:
-            self._passes.setdefault(shard, {})[pass_] = outputs
+            known.clear()
+            self._relied_on |= {(shard, None)} if relied_on else set()
+        known[pass_] = outputs
         return True
-
-    def _doubt(self, before: Fact, now: Fact) -> Contradiction:
-        shard = before.shard
-        self.doubted.add(shard)
-        self._always.pop(shard, None)
-        self._passes.pop(shard, None)
-        return Contradiction(before, now, (shard if before.pass_ is None else (shard, before.pass_)) in self._relied_on)
 
 
 @final
 class FactLines:
-    """Facts as lines of JSON that end with a CRC-32 (ISO 3309) seeded with the hash of the binding, so that no other line is ever taken for a fact."""
+    """Facts as lines of JSON that end with a CRC-32 (ISO 3309) seeded with the hash of the binding, so that no other line is ever taken for a fact.
 
-    def __init__(self, binding_hash: str) -> None:
-        self._seed = zlib.crc32(binding_hash.encode())
+    What holds for one pass holds for one ``seed`` of the order only.
+    """
+
+    def __init__(self, binding_hash: str, seed: int) -> None:
+        self._begin = zlib.crc32(binding_hash.encode())
+        self._seed = seed
 
     def line(self, key: str, fact: Fact) -> bytes:
         """The line for a fact and the ``key`` of the content that it applies to."""
         said = {"shard": fact.shard, "key": key, "pass": fact.pass_, "outputs": fact.outputs}
+        said |= {} if fact.pass_ is None else {"seed": self._seed, "cut": fact.cut}
         return self._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
 
-    def parsed(self, line: bytes) -> tuple[str, Fact]:
-        """The key and the fact in a line.
+    def parsed(self, line: bytes) -> tuple[str, Fact] | None:
+        """The key and the fact in a line; None for a fact of another seed.
 
         Raises:
             ValueError: The line is damaged.
@@ -111,7 +104,9 @@ class FactLines:
             raise ValueError
         if type(key) is not str:
             raise ValueError
-        return key, Fact(shard, pass_, outputs)
+        if pass_ is not None and found.get("seed") != self._seed:
+            return None
+        return key, Fact(shard, pass_, outputs, pass_ is not None and found.get("cut") is True)
 
     def _checked(self, said: bytes) -> bytes:
-        return said + b',"check":%d}\n' % zlib.crc32(said, self._seed)
+        return said + b',"check":%d}\n' % zlib.crc32(said, self._begin)

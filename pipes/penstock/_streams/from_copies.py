@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, BinaryIO, final
 
-from penstock._streams.files import opened_copy
-from penstock._streams.open_shards import has_start
+from penstock._files.files import opened_copy
+from penstock._streams.open_shards import reads_forward
 from penstock._streams.retrying import close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock._streams.files import Stamp
+    from penstock._files.files import Stamp
 
 
 @final
@@ -28,7 +27,7 @@ class FromCopies:
 
     def __init__(self, open: Callable[..., Any]) -> None:
         self.__wrapped__ = open
-        self.reads_forward = getattr(open, "reads_forward", has_start(open) or inspect.isgeneratorfunction(open))
+        self.reads_forward = reads_forward(open)
 
     def __call__(self, shard: str, expected: Stamp | None = None, **start: int) -> Any:
         copy = opened_copy(shard, expected)

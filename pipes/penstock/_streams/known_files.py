@@ -6,10 +6,10 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
-from penstock._streams.index_file import places_of, read_header, read_offsets
-from penstock._streams.paths import compression, expanded, is_remote
-from penstock._streams.shards import Shards
+from penstock._files.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
+from penstock._files.index_file import places_of, read_header, read_offsets
+from penstock._files.paths import Reach, compression, expanded, is_remote
+from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.index_file import Header
-    from penstock._streams.paths import Paths, Reach
-    from penstock._streams.shards import ShardOptions
+    from penstock._files.files import Stamp
+    from penstock._files.index_file import Header
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 
 class Format(NamedTuple):
@@ -45,17 +47,16 @@ def known_files(
     paths: Paths,
     index: str | os.PathLike[str] | None,
     counts: npt.ArrayLike | None,
-    lanes: int | None,
-    window: int,
-    reach: Reach,
-    options: ShardOptions,
-) -> Shards:
+    ahead: int,
+    options: FormatOptions,
+) -> Shards | Stream:
     """The records of files of a format, by their indices. With ``counts`` or an ``epoch_size`` they are read forward, and indices are ignored.
 
     Raises:
         ValueError: The counts are unknown, or an index is damaged.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
+    reach = Reach.taken(options, ahead)
     files = reach.of(expanded(paths, reach.storage_options))
     for path in files:
         if not is_remote(path) and os.path.isdir(path):
@@ -75,7 +76,7 @@ def known_files(
             _refuse(missing, len(files), index)
         counts, indices = [found[path][1].records for path in files], found
     opener = Opener(format, indices)
-    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **options)
+    return over(files, opener, counts, options, name=f"{format.kind} file")
 
 
 @final
@@ -103,7 +104,7 @@ class Opener:
         if compression(path):
             check_unchanged(path, header.stamp, stamp_lately(path))
             return self._format.forward(path, header.stamp)
-        return IndexedFile(path, place, header, self._format.parse)
+        return FileRecords(path, header.stamp, lambda _: _offsets(place, header, path), self._format.parse)
 
 
 class FileRanges:
@@ -167,25 +168,29 @@ class FileRanges:
 
 
 @final
-class IndexedFile(FileRanges):
+class FileRecords(FileRanges):
     """The records of one file, by position.
 
     Args:
         path: Path of the file.
-        place: Path of its index.
-        header: The header of the index when the dataset was built.
-        parse: See `Format`.
+        expected: The stamp that it must have.
+        offsets: Where each record begins, and where the last one ends; called with the open file.
+        parse: Decodes a record from its bytes, the path, and its offset.
+        words: See `FileRanges`.
     """
 
-    def __init__(self, path: str, place: str, header: Header, parse: Callable[[bytes, str, int], Any]) -> None:
-        super().__init__(path, header.stamp)
+    def __init__(
+        self,
+        path: str,
+        expected: Stamp,
+        offsets: Callable[[FileRanges], np.ndarray],
+        parse: Callable[[bytes, str, int], Any],
+        *words: str,
+    ) -> None:
+        super().__init__(path, expected, *words)
         self._parse = parse
         try:
-            self._offsets = read_offsets(place, header)
-            if self._offsets[-1] > header.stamp.size:
-                raise ValueError(
-                    f"{place} is damaged: its offsets end at {self._offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}"
-                )
+            self._offsets = offsets(self)
         except BaseException:
             self.close()
             raise
@@ -196,6 +201,14 @@ class IndexedFile(FileRanges):
     def __getitem__(self, number: int) -> Any:
         begin, end = int(self._offsets[number]), int(self._offsets[number + 1])
         return self._parse(self.read(begin, end), self._path, begin)
+
+
+def _offsets(place: str, header: Header, path: str) -> np.ndarray:
+    """The offsets of an index, which lie inside the file that it is of."""
+    offsets = read_offsets(place, header)
+    if offsets[-1] > header.stamp.size:
+        raise ValueError(f"{place} is damaged: its offsets end at {offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}")
+    return offsets
 
 
 def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[dict[str, tuple[str, Header]], list[str]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._random.lane_order import Deal
-    from penstock._streams.bookmarks import KnownOutputs
+    from penstock._streams.bookmarks import Bookmarks
     from penstock._streams.steps import ShardRun
 
 
@@ -58,7 +58,7 @@ class Lanes:
         self,
         deal: Deal,
         run: Callable[[int, int, Closing], ShardRun],
-        known: KnownOutputs,
+        known: Bookmarks,
         *,
         skips: bool = False,
         label: Callable[[int], str] = str,

@@ -254,3 +254,9 @@ def has_start(open: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # a builtin
         return False
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def reads_forward(open: Callable[..., Any]) -> bool:
+    """Whether what ``open`` returns is read forward, as far as that is known before it is called."""
+    known: bool = getattr(open, "reads_forward", has_start(open) or inspect.isgeneratorfunction(open))
+    return known

@@ -68,10 +68,8 @@ class Pack(Shown):
         whole = length is not len
         if oversize not in (None, "split", "truncate", "error"):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
-        if whole and oversize in ("split", "truncate"):
-            raise ValueError(f"oversize={oversize!r} cuts sequences, but with length= records stay whole. Drop one of them.")
-        if whole and crop:
-            raise ValueError("crop=True cuts sequences, but with length= records stay whole. Drop one of them.")
+        if whole and (crop or oversize in ("split", "truncate")):
+            raise ValueError(f"crop={crop}, oversize={oversize!r} cut sequences, but with length= records stay whole. Drop one of them.")
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
         self.length = length
         self.pad = checked_pad("pad", pad)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock._errors import is_own_error
 from penstock._fetch.error_policy import annotate, describe
+from penstock._files.transfer import may_pass
 from penstock._streams.run_cursor import running
 
 if TYPE_CHECKING:
@@ -18,23 +19,6 @@ if TYPE_CHECKING:
     from penstock._workers.lifetime import Closing
 
 _logger = logging.getLogger("penstock")
-
-FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""Errors that waiting does not resolve."""
-
-NETWORK: Final = frozenset(
-    {
-        ("aiohttp", "ClientError"),
-        ("botocore", "ConnectionError"),
-        ("botocore", "HTTPClientError"),
-        ("botocore", "IncompleteReadError"),
-        ("http", "HTTPException"),
-        ("httpx", "TransportError"),
-        ("httpx2", "TransportError"),
-        ("urllib3", "HTTPError"),
-    }
-)
-"""The errors that the libraries under fsspec raise when a response breaks off: package and class. They are not subclasses of `OSError`, though they should be."""
 
 LONGEST_PAUSE_S: Final = 60.0
 
@@ -104,13 +88,6 @@ def iter_with_retries(
             if gives_up:
                 annotate(exc, (doing or f"in record {number} of {label}") + (f", tried {tries} times" if tries > 1 else ""))
                 raise
-
-
-def may_pass(exc: Exception) -> bool:
-    """Whether an error may be a temporary one of a disk or a network."""
-    if isinstance(exc, OSError):
-        return not isinstance(exc, FINAL)
-    return any((kind.__module__.partition(".")[0], kind.__name__) in NETWORK for kind in type(exc).__mro__)
 
 
 def close(opened: Any, suppress: type[Exception] | None = None) -> None:

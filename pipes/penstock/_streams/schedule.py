@@ -5,16 +5,15 @@ The order of the shards is a function of the position, so both are known. How lo
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._streams.copies import hashes_of
-from penstock._streams.files import fetch
-from penstock._streams.paths import kept_in, place_of
+from penstock._files.copies import hashes_of
+from penstock._files.files import fetch
+from penstock._files.paths import kept_in, place_of
 from penstock._streams.tables import Pieces
 from penstock._workers.errands import Errands
 
@@ -62,11 +61,11 @@ class Schedule:
         self._files = files
         self._numbers = numbers
         self._opens_in = opens
+        self._opens = functools.lru_cache(2 * PASSES)(opens)
         self._lanes = lanes
         self._notes = cache.notes
         self._ahead = cache.ahead
         self._places = {name: place for place, path in enumerate(files) for name in hashes_of(place_of(path))}
-        self._passes: OrderedDict[int, Opens] = OrderedDict()
         self._now = 0.0
         self._last: tuple[int, ...] = ()  # the files requested last, so that a file is not checked again for each of its shards
         self._errands = Errands(self._fetch, "penstock-ahead", _AT_ONCE)
@@ -126,12 +125,3 @@ class Schedule:
 
     def _fetch(self, file: int, is_over: Callable[[], bool]) -> None:
         fetch(self._files[file], is_over)
-
-    def _opens(self, pass_: int) -> Opens:
-        found = self._passes.get(pass_)
-        if found is None:
-            found = self._passes[pass_] = self._opens_in(pass_)
-            while len(self._passes) > 2 * PASSES:
-                with contextlib.suppress(KeyError):  # another thread was faster
-                    self._passes.popitem(last=False)
-        return found

@@ -10,15 +10,15 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from penstock._files.files import IN_USE, check_unchanged, stamp, stamp_lately
+from penstock._files.paths import address, checksum, is_remote, telling
 from penstock._memory.shared_memory import attach, create
-from penstock._streams.files import IN_USE, check_unchanged, stamp, stamp_lately
-from penstock._streams.paths import address, checksum, is_remote, telling
 from penstock._streams.tables import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock._streams.files import Stamp
+    from penstock._files.files import Stamp
 
 
 @final
@@ -67,10 +67,6 @@ class ShardKeys:
         # No other process can tell whether it has read the version that this process could not see.
         return f"{self.name(number)} {self.stamp(number) or self._unknown}"
 
-    def names(self) -> list[str]:
-        """The name of each shard, independent of its version."""
-        return list(map(self.name, range(len(self._shards))))
-
     def stamp(self, number: int) -> Stamp | None:
         """The version of a file as it was first seen; None if it is not a file, or cannot be seen now."""
         path = self._path(number)
@@ -102,6 +98,7 @@ class ShardKeys:
         return None if path is None or (is_remote(path) and not self.by_fsspec) else path
 
     def name(self, number: int) -> str:
+        """The name of a shard, independent of its version."""
         shard, path = self._shards[number], self._path(number)
         if path is None:
             return shard if isinstance(shard, str) else repr(shard)

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from penstock._streams.files import Stamp
-from penstock._streams.paths import address, checksum, compression, is_remote, query, telling
+from penstock._files.files import Stamp
+from penstock._files.paths import address, checksum, compression, is_remote, query, telling
 
 
 def named(shard: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from inspect import GEN_CREATED, getgeneratorstate
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from penstock._random.draws import trying
 from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
+from penstock._streams.forward_reader import Unreadable
 from penstock._streams.pack_step import Pack as Pack
 from penstock._streams.retrying import close
 from penstock._streams.run_cursor import PassFacts, RecordId, RunCursor, running
@@ -131,7 +132,7 @@ class Shuffle(Shown):
             yield output
 
     def details(self) -> dict[str, Any]:
-        return {"window": self.window}
+        return self.settings()
 
     def settings(self) -> dict[str, Any]:
         """The window."""
@@ -196,11 +197,11 @@ class ShardRun(Iterator[Any]):
                 cursor.at = tag = RecordId(number) if number else at
                 record = next(self._iterator, _END)
             except Exception as exc:
-                record = _Failed(exc)
+                record = Unreadable(exc)
             finally:
                 cursor.at = at
                 current.reset(token)
-            self._read = record is _END or type(record) is _Failed
+            self._read = record is _END or type(record) is Unreadable
             if record is not _END:
                 self._ahead.append((tag, record))
         return not self._read
@@ -297,12 +298,6 @@ _OURS = (Filter, Shuffle, Pack)
 _END = object()
 
 
-class _Failed(NamedTuple):
-    """Stands in for a record that could not be read."""
-
-    error: Exception
-
-
 _logger = logging.getLogger("penstock")
 _watch = GlobalRngSnapshot()
 
@@ -330,7 +325,7 @@ def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[Reco
         if ahead:
             cursor.at, record = ahead.popleft()
             tag = cursor.at
-            if type(record) is _Failed:
+            if type(record) is Unreadable:
                 raise record.error
         elif (record := _watched(records, cursor) if cursor.watched else next(records, _END)) is _END:
             break

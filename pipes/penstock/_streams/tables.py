@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 import numpy as np
 
 from penstock._fetch.error_policy import annotate
-from penstock._streams.files import check_unchanged, stamp
-from penstock._streams.paths import bare, expanded, extra
+from penstock._files.files import check_unchanged, stamp
+from penstock._files.paths import bare, expanded, extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths, Reach
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths, Reach
 
 T = TypeVar("T")
 WHOLE: Final = -1
@@ -232,18 +232,6 @@ def in_folders(types: Mapping[str, Any], path: str, own: Sequence[str], columns:
     hive = dataset.partitioning(extra("pyarrow", _WHO).schema(types.items()), flavor="hive")
     found = dataset.get_partition_keys(hive.parse(f"{os.path.dirname(bare(path))}/"))
     return {name: found[name] for name in types if name in found and name not in own and (columns is None or name in columns)}
-
-
-def selected(batch: Any, columns: Sequence[str] | None, types: Mapping[str, Any], path: str) -> Any:
-    """The requested columns of a record batch, and those `in_folders`."""
-    more, pyarrow = in_folders(types, path, batch.schema.names, columns), extra("pyarrow", _WHO)
-    if columns is not None:
-        batch = batch.select([name for name in columns if name not in more])
-    for name, value in more.items():
-        batch = batch.append_column(
-            name, pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, "int8"), len(batch)), [value])
-        )
-    return batch
 
 
 def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]) -> dict[str, Any]:

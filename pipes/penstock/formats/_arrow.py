@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Unpack, final
 
 import numpy as np
 
-from penstock._streams.files import kept_open, stamp
-from penstock._streams.paths import Reach, extra, is_remote, kept_in
-from penstock._streams.shards import Shards
-from penstock._streams.tables import Look, Piece, chosen_types, files_of, folder_types, looked_at, names_of, pieces_in, selected
+from penstock._files.files import kept_open, stamp
+from penstock._files.paths import Reach, extra, kept_in
+from penstock._streams.stream import over
+from penstock._streams.tables import Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from penstock._streams.paths import Paths
-    from penstock._streams.shards import ShardOptions
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 _WHO: Final = "penstock.formats.arrow"
 SUFFIXES: Final = (".arrow", ".feather")
@@ -31,17 +33,7 @@ _AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 2**16
 
 
-def arrow(
-    paths: Paths,
-    columns: Sequence[str] | None = None,
-    *,
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+def arrow(paths: Paths, columns: Sequence[str] | None = None, **options: Unpack[FormatOptions]) -> Shards | Stream:
     """Read Arrow IPC files (also Feather version 2) and streams (``.arrow``, as Hugging Face writes them) as one dataset. A shard is a record batch.
 
     The files are memory-mapped, so rows are read by index and occupy only the operating system's page cache. (A compressed record batch is decompressed
@@ -50,16 +42,11 @@ def arrow(
 
     Args:
         paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same columns, with the same sorts of Python
-            values; folders such as ``lang=en`` are columns, too.
+            values.
         columns: Read only these. Default: all.
-        lanes: See `Shards`.
-        window: See `Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. Every file is copied when the
-            dataset is built, because any row may come first. Neither this nor ``storage_options`` is part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``; at least the total size of the files.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
-            the counts are not used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. With ``cache_dir`` every file is copied when the dataset is built, because any row may come
+            first; ``max_cache_size`` must be at least the total size of the files.
 
     Raises:
         ValueError: A file is not Arrow or was cut short; a file is not local and there is no room for a copy; its columns differ from those of the first
@@ -67,25 +54,16 @@ def arrow(
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow", _WHO)
-    files = files_of(paths, "arrow", Reach(storage_options, cache_dir, max_cache_size, 0))
+    files = files_of(paths, "arrow", Reach.taken(options))
     _check_room(files)
-    columns, folders = names_of(columns), folder_types(files)
-    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"))
-    return Shards(
-        batches, _RecordBatches(offsets, columns, folders), counts=counts, lanes=lanes, window=window, name="record batch", **options
-    )
+    columns = names_of(columns)
+    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
+    return over(batches, _RecordBatches(offsets, columns), counts, options, name="record batch")
 
 
 def _check_room(files: list[str]) -> None:
-    """Refuse remote files unless there is room for copies of all of them."""
-    remote = next(filter(is_remote, files), None)
-    cache = kept_in(files[0])
-    if cache is None and remote is not None:
-        raise ValueError(
-            f"{remote} is not on a local disk, but Arrow files are memory-mapped. Copy it to a local disk, let penstock copy it (cache_dir= and max_cache_size=), or store "
-            f"it as parquet."
-        )
-    if cache is not None:
+    """Refuse files unless there is room for copies of all of them."""
+    if (cache := kept_in(files[0])) is not None:
         needed = sum(seen.size for seen in looked_at(stamp, files))
         if needed > cache.most_bytes:
             raise ValueError(
@@ -104,10 +82,9 @@ def _name_of(file: BinaryIO) -> str:
 class _RecordBatches:
     """Opens a record batch."""
 
-    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None, folders: dict[str, Any]) -> None:
+    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None) -> None:
         self._offsets = offsets
         self._columns = columns
-        self._folders = folders
 
     def __call__(self, piece: Piece) -> _Rows:
         piece.check()
@@ -115,7 +92,7 @@ class _RecordBatches:
             piece.path, piece.stamp
         ) as file:  # keeps the copy from being removed before it is mapped; after that, the mapping keeps it
             batch = _batch(_name_of(file), piece.number, self._offsets[piece.file])
-        batch = selected(batch, self._columns, self._folders, piece.path)
+        batch = batch if self._columns is None else batch.select(self._columns)
         _check(piece, batch)
         return _Rows(batch, piece.check)
 
@@ -146,7 +123,7 @@ class _Rows:
         return self._batch.slice(number, 1).to_pylist()[0] if row is None else row
 
 
-def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look:
+def _look(path: str, columns: list[str] | None) -> Look:
     """``more``: where the record batches of a stream begin, if each can be read independently."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
@@ -173,7 +150,7 @@ def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look
                     offsets = None
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
         raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
-    return Look(seen, chosen_types(path, schema, columns, names, folders), rows, offsets)
+    return Look(seen, chosen_types(path, schema, columns, names, {}), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:

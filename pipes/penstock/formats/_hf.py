@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from torch.utils.data import _utils
 
-from penstock._streams.paths import extra
-from penstock._streams.shards import Shards
+from penstock._files.paths import extra
+from penstock._streams.stream import over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock._streams.shards import ShardOptions
+    from penstock._streams.sharded import FormatOptions
 
 _WHO: Final = "penstock.formats.hf"
 _KEEP_COUNTS: Final = {
@@ -28,12 +28,10 @@ _BY_SAMPLE: Final = {*_KEEP_COUNTS, "FilteredExamplesIterable", "VerticallyConca
 _END: Final = object()
 
 
-def hf(
-    dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
-) -> Any:
+def hf(dataset: Any, counts: Sequence[int] | None = None, **options: Unpack[FormatOptions]) -> Any:
     """Prepare a Hugging Face dataset for `Loader.from_dataset` and `Mix`.
 
-    A ``Dataset`` can already be read by index, with its format and its transform, so it is returned unchanged. An ``IterableDataset`` becomes `Shards`: shard i is
+    A ``Dataset`` can already be read by index, with its format and its transform, so it is returned unchanged. An ``IterableDataset`` becomes `penstock.Shards`, or a `penstock.Stream`: shard i is
     ``dataset.shard(dataset.num_shards, i)``, read front to back. One after the other, the shards are exactly what iterating over the stream yields; a stream
     of several shards with a step for which this does not hold, such as ``take``, is refused. Leave shuffling and splitting over ranks to the loader.
 
@@ -41,10 +39,8 @@ def hf(
         dataset: A ``datasets.Dataset`` or ``datasets.IterableDataset``.
         counts: Samples in each shard of an ``IterableDataset``. Default: inferred if it was made by ``Dataset.to_iterable_dataset`` or states the lengths of its
             shards, and every later step keeps the number of samples.
-        lanes: See `Shards`.
-        window: See `Shards`.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``
-            the shard lengths need not be known, so the stream may contain any steps.
+        **options: ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`; the
+            shard lengths then need not be known, so the stream may contain any steps.
 
     Raises:
         ValueError: The lengths are unknown; the number of counts differs from the number of shards; the stream was shuffled or split over ranks; or it has
@@ -54,9 +50,9 @@ def hf(
     """
     datasets = extra("datasets", _WHO)
     if isinstance(dataset, datasets.Dataset):
-        if counts is not None or lanes is not None or window or options:
+        if counts is not None or options:
             raise ValueError(
-                f"{', '.join(['counts', 'lanes', 'window', *options])} apply to an IterableDataset, but this Dataset is read by index. Drop them, or pass "
+                f"{', '.join(['counts', *options])} apply to an IterableDataset, but this Dataset is read by index. Drop them, or pass "
                 f"dataset.to_iterable_dataset()."
             )
         return dataset
@@ -71,7 +67,7 @@ def hf(
         counts = _known_counts(dataset, steps)
     if counts is not None and len(counts) != dataset.num_shards:
         raise ValueError(f"got {len(counts)} counts for {dataset.num_shards} shards (dataset.num_shards). Pass one count per shard.")
-    return Shards(dataset.num_shards, _Shards(dataset), counts=counts, lanes=lanes, window=window, **options)
+    return over(dataset.num_shards, _Shards(dataset), counts, options)
 
 
 @final

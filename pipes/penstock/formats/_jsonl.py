@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
-from penstock._streams.files import decompressed, whole
-from penstock._streams.first_look import kind_of
+from penstock._files.files import decompressed, whole
+from penstock._files.first_look import kind_of
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import Format, known_files
-from penstock._streams.paths import Reach
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
-    from penstock._streams.shards import ShardOptions, Shards
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 CHUNK = 2**22
-_HEAD, _LARGE = 2**8, 2**28
+_HEAD = 2**8
 _ARRAY = re.compile(rb"\[\s*\{")
 
 
@@ -35,14 +36,9 @@ def jsonl(
     *,
     index: str | os.PathLike[str] | None = None,
     counts: npt.ArrayLike | None = None,
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
     ahead: int = 1,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+    **options: Unpack[FormatOptions],
+) -> Shards | Stream:
     """Read files of JSON Lines as one dataset. A sample is what ``json.loads`` returns. Blank lines are skipped.
 
     Files with an index (``python -m penstock index``) are read by position. Compressed files (.gz, .zst, .xz, .bz2) are read forward, and so are all files
@@ -52,21 +48,15 @@ def jsonl(
         paths: A path, a pattern such as ``"data/*.jsonl"`` or ``"data/{000..127}.jsonl"``, or a list of them. Paths with ``://`` are read through fsspec.
         index: Folder that holds the indices. Default: each index is next to its file.
         counts: The number of records in each file, to read them without an index.
-        lanes: See `penstock.Shards`.
-        window: See `penstock.Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. None: no copies. Only whole
-            files whose version can be determined are copied, each when it is first opened. Not part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
-            no index is needed, and none is used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(storage_options, cache_dir, max_cache_size, ahead), options)
+    return known_files(FORMAT, paths, index, counts, ahead, options)
 
 
 def _offsets(file: BinaryIO, path: str) -> np.ndarray:
@@ -127,14 +117,8 @@ def _check_first(head: bytes, path: str, *, alone: bool) -> None:
     """
     if not _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() not in (b"[", b"[{"):
         return
-    with decompressed(path) as file:
-        text = file.read(_LARGE)
-    try:
-        n = f"of {len(json.loads(text)):,} records"
-    except ValueError:  # it is larger, or no array after all
-        n = "of records"
     raise ValueError(
-        f"{path} is one JSON array {n} instead of a record in each line. Write them line by line: "
+        f"{path} is one JSON array of records instead of a record in each line. Write them line by line: "
         f"jq -c '.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: {{\"messages\": […]}}."
     )
 

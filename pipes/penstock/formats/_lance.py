@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from penstock._arguments import checksum
 from penstock._fetch.error_policy import annotate
-from penstock._streams.paths import extra, is_remote
+from penstock._files.paths import extra, is_remote
 from penstock._streams.tables import chosen_types, names_of
 
 if TYPE_CHECKING:
@@ -167,15 +167,9 @@ def _opened(uri: str, version: int | str | None, storage_options: dict[str, Any]
     try:
         return pylance.dataset(uri, version=version, storage_options=storage_options)
     except (ValueError, OSError) as exc:
-        try:
-            latest = pylance.dataset(uri, storage_options=storage_options)
-        except (ValueError, OSError) as none:
-            raise ValueError(f"{uri} is no Lance dataset, or cannot be reached: {none}") from none
-        there = [one["version"] for one in latest.versions()]
         raise ValueError(
-            f"{uri} has no version={version!r}, only {', '.join(map(str, there[:-20:-1]))}{' and older ones' if len(there) > 19 else ''}, and the tags "
-            f"{', '.join(latest.tags.list()) or '(none)'}. Pass one of them, or None for the latest. (cleanup_old_versions removes versions that have no tag: "
-            f"dataset.tags.create('run', {latest.version}) keeps one.)"
+            f"{uri} is no Lance dataset, cannot be reached, or has no version={version!r}: {exc} Pass None for the latest version. (cleanup_old_versions removes "
+            f"versions that have no tag.)"
         ) from exc
 
 

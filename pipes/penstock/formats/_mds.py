@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -11,21 +12,23 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack, fina
 
 import numpy as np
 
-from penstock._streams.files import IN_USE, stamp, stamp_lately, whole
+from penstock._files.files import IN_USE, stamp, stamp_lately, whole
+from penstock._files.paths import Reach, bare, beside, compression, expanded, extra, is_remote
+from penstock._files.unpacking import Unpacked
 from penstock._streams.forward_reader import Unreadable
-from penstock._streams.known_files import FileRanges
-from penstock._streams.paths import Reach, bare, beside, compression, expanded, extra, is_remote
-from penstock._streams.shards import Shards
+from penstock._streams.known_files import FileRanges, FileRecords
+from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
-from penstock._streams.unpacking import Unpacked
-from penstock.formats._mds_values import decoder, needed, runs_code
+from penstock.formats._mds_values import decoder, runs_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
-    from penstock._streams.shards import ShardOptions
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 SUFFIXES: Final = (".mds",)
 _MOST_INDEX: Final = 2**30
@@ -40,14 +43,9 @@ def mds(
     *,
     validate_hash: str | None = None,
     trust: bool = False,
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
     ahead: int = 1,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+    **options: Unpack[FormatOptions],
+) -> Shards | Stream:
     """Read datasets written by MosaicML Streaming's ``MDSWriter``. A sample is the dict that its ``StreamingDataset`` returns; that package is not needed.
 
     The record counts are in ``index.json`` and the record offsets are at the front of each shard, so there is nothing to index. Raw shards are read by position.
@@ -60,15 +58,9 @@ def mds(
         validate_hash: The name of a hash that was written (``MDSWriter(hashes=…)``), such as ``"sha1"`` or ``"xxh64"``. Each process verifies the hash of each shard when it
             first opens it, which takes a full read of the shard.
         trust: Also decode columns with the encoding ``pkl``. Unpickling runs whatever code is in the data.
-        lanes: See `penstock.Shards`.
-        window: See `penstock.Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: Folder on a local disk for copies of the shards, shared by all processes of this host and kept for later runs. None: no copies. A shard is copied
-            unchanged when it is first opened. Not part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
-            the counts are not used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. A shard is copied unchanged when it is first opened.
 
     Raises:
         ValueError: An ``index.json`` is damaged or has another format; a column is ``pkl`` and ``trust`` is False; the size of a shard differs from its index;
@@ -76,7 +68,8 @@ def mds(
         FileNotFoundError: A folder has no ``index.json``, or a shard is missing.
         ImportError: A package for an encoding, a compression or a hash is not installed.
     """
-    folders = expanded(paths, storage_options)
+    reach = Reach.taken(options, ahead)
+    folders = expanded(paths, reach.storage_options)
     if not folders:
         raise ValueError(f"paths={paths!r:.80} names no folder.")
     shards = [shard for found in looked_at(_shards_in, folders) for shard in found]
@@ -87,14 +80,14 @@ def mds(
     if validate_hash is not None:
         for shard in shards:
             _check_hash_is_known(shard, validate_hash)
-    files = Reach(storage_options, cache_dir, max_cache_size, ahead).of([shard.path for shard in shards])
+    files = reach.of([shard.path for shard in shards])
     is_counted = options.get("epoch_size") is None
     stamps = looked_at(stamp, files) if is_counted else None
     for shard, then in zip(shards, stamps or (), strict=bool(stamps)):
         shard.check_size(then)
     opener = _Opener({shard.path: shard for shard in shards}, dict(zip(files, stamps or (), strict=False)), validate_hash)
     counts = [shard.records for shard in shards] if is_counted else None
-    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name="MDS shard", **options)
+    return over(files, opener, counts, options, name="MDS shard")
 
 
 class _Shard(NamedTuple):
@@ -145,6 +138,10 @@ class _Shard(NamedTuple):
             raise self.damaged(f"its records do not follow one another between byte {len(head)} and byte {self.raw_nbytes}")
         return offsets
 
+    def offsets_in(self, file: FileRanges) -> np.ndarray:
+        """`offsets`, from the open file."""
+        return self.offsets(file.read(0, self.head_nbytes))
+
     @property
     def head_nbytes(self) -> int:
         return 4 * (self.records + 2)
@@ -176,32 +173,32 @@ class _Columns(NamedTuple):
                     f"dataset again with an encoding that holds only data, such as json, ndarray or bytes."
                 )
 
-    def reader(self) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
-        """A function that decodes a record from its bytes, its shard and its offset."""
-        columns = [(name, size, decoder(encoding)) for name, encoding, size in zip(*self, strict=True)]
-        head = struct.Struct(f"<{self.sizes.count(0)}I")
-        least = head.size + sum(self.sizes)
 
-        def read(data: bytes, shard: _Shard, begin: int) -> dict[str, Any]:
-            if len(data) < least or least + sum(lengths := head.unpack_from(data)) != len(data):
-                raise shard.damaged(f"the record at byte {begin} does not end where its columns end")
-            record, at, varying = {}, head.size, iter(lengths)
-            name = ""
-            try:
-                for name, size, decode in columns:
-                    end = at + (size or next(varying))
-                    record[name] = decode(data[at:end])
-                    at = end
-            except (ImportError, MemoryError):
-                raise
-            except Exception as exc:  # of any type: an IndexError would end the shard silently
-                encoding = self.encodings[self.names.index(name)]
-                raise shard.damaged(
-                    f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})"
-                ) from exc
-            return record
+@functools.lru_cache(64)
+def _reader(of: _Columns) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
+    """A function that decodes a record from its bytes, its shard and its offset."""
+    columns = [(name, size, decoder(encoding)) for name, encoding, size in zip(*of, strict=True)]
+    head = struct.Struct(f"<{of.sizes.count(0)}I")
+    least = head.size + sum(of.sizes)
 
-        return read
+    def read(data: bytes, shard: _Shard, begin: int) -> dict[str, Any]:
+        if len(data) < least or least + sum(lengths := head.unpack_from(data)) != len(data):
+            raise shard.damaged(f"the record at byte {begin} does not end where its columns end")
+        record, at, varying = {}, head.size, iter(lengths)
+        name = ""
+        try:
+            for name, size, decode in columns:
+                end = at + (size or next(varying))
+                record[name] = decode(data[at:end])
+                at = end
+        except (ImportError, MemoryError):
+            raise
+        except Exception as exc:  # of any type: an IndexError would end the shard silently
+            encoding = of.encodings[of.names.index(name)]
+            raise shard.damaged(f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})") from exc
+        return record
+
+    return read
 
 
 # index.json
@@ -225,42 +222,33 @@ def _shards_in(folder: str) -> list[_Shard]:
             raise ValueError("it must be a dict of version 2, with a list of shards")
         known: dict[_Columns, _Columns] = {}  # one object for all shards with equal columns, because it is sent to every worker
         return [_shard(one, folder, index, known) for one in said["shards"]]
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f"{index} is damaged or not an MDS index: {exc}") from exc
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"{index} is damaged or not an MDS index: {type(exc).__name__}: {exc}") from exc
 
 
 def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) -> _Shard:
-    match said:
-        case {"format": "mds", "version": 2, "samples": int(records), "raw_data": dict(raw)} if (
-            type(records) is int and 0 <= records < _LIMIT
-        ):
-            pass
-        case {"format": str(format)} if format != "mds":
-            raise ValueError(f"a shard has the format {format}, but only mds can be read. Convert the dataset with MDSWriter")
-        case _:
-            raise ValueError(f"{said!r:.200} is not a shard of version 2")
-    columns = known.setdefault(found := _columns(said), found)
-    raw_path, raw_nbytes, hashes = _file(raw, folder)
-    if not 4 * (records + 2) <= raw_nbytes < _LIMIT:
-        raise ValueError(f"a shard of {records} records cannot have {raw_nbytes} bytes")
-    path, nbytes, packed = raw_path, raw_nbytes, ""
-    if said.get("zip_data") is not None and (is_remote(folder) or not os.path.exists(raw_path)):
-        packed = str(said.get("compression")).partition(":")[0]
+    if said["format"] != "mds" or said["version"] != 2:
+        raise ValueError(
+            f"a shard has the format {said['format']!r:.99}, version {said['version']!r:.99}, but only mds of version 2 can be read"
+        )
+    found = _Columns(tuple(said["column_names"]), tuple(said["column_encodings"]), tuple(size or 0 for size in said["column_sizes"]))
+    if (
+        len({*map(len, found)}) > 1
+        or len({*found.names}) < len(found.names)
+        or not all(isinstance(one, str) for one in found[0] + found[1])
+    ):
+        raise ValueError(f"the columns of a shard are not different names, with their encodings and sizes: {found!r:.300}")
+    records, sizes = said["samples"], found.sizes
+    path, raw_nbytes, hashes = _file(said["raw_data"], folder)
+    if not all(type(number) is int and 0 <= number < _LIMIT for number in (records, raw_nbytes, *sizes)) or raw_nbytes < 4 * (records + 2):
+        raise ValueError(f"a shard of {records!r:.99} records and {raw_nbytes} bytes, whose columns have {sizes!r:.99} bytes, cannot be")
+    nbytes, packed = raw_nbytes, ""
+    if said.get("zip_data") is not None and (is_remote(folder) or not os.path.exists(path)):
+        packed = str(said["compression"]).partition(":")[0]
         path, nbytes, hashes = _file(said["zip_data"], folder)
     if _PACKED.get(packed) != compression(path):
         raise ValueError(f"{path} has the compression {packed or 'none'} according to the index, but its name says otherwise")
-    return _Shard(path, index, records, nbytes, raw_nbytes, packed, hashes, columns)
-
-
-def _columns(said: dict[str, Any]) -> _Columns:
-    names, encodings, sizes = (said.get(f"column_{what}") for what in ("names", "encodings", "sizes"))
-    if not isinstance(names, list) or not isinstance(encodings, list) or not isinstance(sizes, list):
-        raise ValueError("a shard has no column_names, column_encodings and column_sizes")
-    found = _Columns(tuple(names), tuple(encodings), tuple(size or 0 for size in sizes))
-    is_whole = len(names) == len(encodings) == len(sizes) and all(isinstance(text, str) for text in [*names, *encodings])
-    if not is_whole or len({*names}) < len(names) or not all(isinstance(size, int) and 0 <= size < _LIMIT for size in found.sizes):
-        raise ValueError(f"the columns of a shard are not strings and sizes: {names!r:.99}, {encodings!r:.99}, {sizes!r:.99}")
-    return found
+    return _Shard(path, index, records, nbytes, raw_nbytes, packed, hashes, known.setdefault(found, found))
 
 
 _PACKED: Final = {"": "", "gz": ".gz", "bz2": ".bz2", "zstd": ".zst", "br": "", "snappy": ""}
@@ -269,12 +257,10 @@ _PACKED: Final = {"": "", "gz": ".gz", "bz2": ".bz2", "zstd": ".zst", "br": "", 
 
 def _file(said: Any, folder: str) -> tuple[str, int, dict[str, str]]:
     """Path, size and hashes of a file in the folder or one of its subfolders."""
-    match said:
-        case {"basename": str(name), "bytes": int(nbytes)} if nbytes >= 0 and isinstance(hashes := said.get("hashes", {}), dict):
-            parts = name.split("/")
-            if name.isprintable() and ":" not in name and not {"", ".", ".."}.intersection(parts):
-                return _inside(folder, name), nbytes, hashes
-    raise ValueError(f"{said!r:.200} does not name a file in that folder, with its size")
+    name, nbytes, hashes = said["basename"], said["bytes"], said.get("hashes", {})
+    if not name.isprintable() or ":" in name or {"", ".", ".."}.intersection(name.split("/")) or type(nbytes) is not int or nbytes < 0:
+        raise ValueError(f"{said!r:.200} does not name a file in that folder, with its size")
+    return _inside(folder, name), nbytes, {**hashes}
 
 
 def _inside(folder: str, name: str) -> str:
@@ -304,46 +290,21 @@ class _Opener:
         self._stamps = stamps
         self._validate_hash = validate_hash
         self._validated: dict[str, Stamp] = {}
-        self._readers: dict[_Columns, Callable[[bytes, _Shard, int], dict[str, Any]]] = {}
         self.reads_forward = not stamps or any(shard.packed for shard in shards.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_validated": {}, "_readers": {}}
+        return {**vars(self), "_validated": {}}
 
-    def __call__(self, path: str, expected: Stamp | None = None) -> _RawShard | Iterator[Any]:
+    def __call__(self, path: str, expected: Stamp | None = None) -> FileRecords | Iterator[Any]:
         shard, then = self._shards[path], self._stamps.get(path) or expected or stamp_lately(path)
         shard.check_size(then)
         if self._validate_hash is not None and self._validated.get(path) != then:
             _validate(shard, path, then, self._validate_hash)
             self._validated[path] = then
-        read = self._readers.get(shard.columns)
-        if read is None:
-            read = self._readers[shard.columns] = shard.columns.reader()
+        read = _reader(shard.columns)
         if path in self._stamps and not shard.packed:
-            return _RawShard(shard, path, then, read)
+            return FileRecords(path, then, shard.offsets_in, lambda data, _, begin: read(data, shard, begin), *_CHANGED)
         return _forward(shard, path, then, read)
-
-
-@final
-class _RawShard(FileRanges):
-    """The records of an uncompressed shard, by position."""
-
-    def __init__(self, shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shard, int], dict[str, Any]]) -> None:
-        super().__init__(path, then, *_CHANGED)
-        self._shard = shard
-        self._record = read
-        try:
-            self._offsets = shard.offsets(self.read(0, shard.head_nbytes))
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        return self._shard.records
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        begin, end = self._offsets[number : number + 2].tolist()
-        return self._record(self.read(begin, end), self._shard, begin)
 
 
 _CHANGED: Final = ("since the dataset was built", IN_USE[1])
@@ -408,10 +369,15 @@ class _Brotli:
 
 
 def _brotli(path: str) -> Any:
-    module = needed("brotli", "brotli>=1.2", f"{path!r}")
+    why = "brotli>=1.2: pip install 'brotli>=1.2'"
+    module = extra("brotli", f"{path!r}", why)
     if not hasattr(module.Decompressor, "can_accept_more_data"):
-        raise ImportError(f"{path!r} needs a newer version of the package brotli: pip install 'brotli>=1.2'", name="brotli")
+        raise ImportError(f"{path!r} needs a newer version of the package {why}", name="brotli")
     return module
+
+
+def _snappy(path: str) -> Any:
+    return extra("snappy", f"{path!r}", "python-snappy: pip install python-snappy")
 
 
 def _unsnapped(data: bytes, shard: _Shard) -> bytes:
@@ -424,7 +390,7 @@ def _unsnapped(data: bytes, shard: _Shard) -> bytes:
     if stated != shard.raw_nbytes:
         raise shard.damaged(f"it states a decompressed size of {stated} bytes instead of {shard.raw_nbytes}")
     try:
-        found: bytes = needed("snappy", "python-snappy", f"{shard.path!r}").decompress(data)
+        found: bytes = _snappy(shard.path).decompress(data)
     except MemoryError:
         raise
     except Exception as exc:  # the library has its own exception types
@@ -436,10 +402,8 @@ def _check_unpacking(shard: _Shard) -> None:
     """Fail early if the package that decompresses this shard is not installed."""
     if shard.packed == "zstd":
         extra("zstandard", f"{shard.path!r}")
-    elif shard.packed == "br":
-        _brotli(shard.path)
-    elif shard.packed == "snappy":
-        needed("snappy", "python-snappy", f"{shard.path!r}")
+    elif shard.packed in (found := {"br": _brotli, "snappy": _snappy}):
+        found[shard.packed](shard.path)
 
 
 def _check_hash_is_known(shard: _Shard, algorithm: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import json
 import pickle
@@ -12,6 +11,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from penstock._files.paths import extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ def _decimal(data: bytes) -> Decimal:
 
 
 def _pillow() -> Any:
-    return needed("PIL.Image", "pillow", f"{WHO} of images")
+    return extra("PIL.Image", f"{WHO} of images", "pillow: pip install pillow")
 
 
 def _by_streaming(data: bytes, encoding: str) -> Any:
@@ -81,9 +82,8 @@ def _by_streaming(data: bytes, encoding: str) -> Any:
 
 
 def _encodings(encoding: str) -> Any:
-    return needed(
-        "streaming.base.format.mds.encodings", "mosaicml-streaming", f"the encoding {encoding!r} is unknown to {WHO}, so reading it"
-    )
+    why = f"the encoding {encoding!r} is unknown to {WHO}, so reading it"
+    return extra("streaming.base.format.mds.encodings", why, "mosaicml-streaming: pip install mosaicml-streaming")
 
 
 _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
@@ -135,15 +135,3 @@ def runs_code(encoding: str) -> bool:
     if getattr(decode, "func", None) is _by_streaming:
         return not _encodings(encoding).is_mds_encoding_safe(encoding)
     return decode is pickle.loads
-
-
-def needed(module: str, package: str, why: str) -> Any:
-    """Import a package that none of penstock's extras includes.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        raise ImportError(f"{why} needs the package {package}: pip install '{package}'", name=module) from exc

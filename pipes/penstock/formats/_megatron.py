@@ -20,34 +20,24 @@ from __future__ import annotations
 import operator
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from penstock._arguments import whole_number
-from penstock._streams.files import stamp, whole
-from penstock._streams.paths import Reach, bare, beside, expanded
+from penstock._files.files import stamp, whole
+from penstock._files.paths import Reach, bare, beside, expanded
 from penstock._streams.tables import looked_at
 from penstock.formats._tokens import TokenFile, TokenFiles, Tokens, check_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import CopyOptions, Paths
 
 
-def megatron(
-    prefixes: Paths,
-    sequence_length: int,
-    *,
-    overlap: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
-) -> Tokens:
+def megatron(prefixes: Paths, sequence_length: int, *, overlap: int = 0, **files: Unpack[CopyOptions]) -> Tokens:
     """A map-style dataset of token sequences from Megatron's ``.bin`` and ``.idx``: like `tokens` over the ``.bin``, with the documents of the ``.idx``.
 
     A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``, ``"position_ids"`` and ``"segment_ids"``. Only the indices are
@@ -61,9 +51,7 @@ def megatron(
             ``"/data/{000..127}"``, or a list of them.
         sequence_length: Tokens from the start of a sequence to the start of the next.
         overlap: How many tokens of the next sequence to append. With 1, split a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
-        storage_options: See `tokens`.
-        cache_dir: See `tokens`. The indices are copied as well.
-        max_cache_size: See `tokens`.
+        **files: See `tokens`. The indices are copied as well.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -72,17 +60,11 @@ def megatron(
     """
     length = whole_number("sequence_length", sequence_length, 1, 2**31)
     span = length + whole_number("overlap", overlap, 0, 2**31)
-    files, starts = _found(prefixes, Reach(storage_options, cache_dir, max_cache_size, 0))
-    return Tokens(files, length, span, None, starts)
+    found, starts = _found(prefixes, Reach(ahead=0, **files))
+    return Tokens(found, length, span, None, starts)
 
 
-def megatron_documents(
-    prefixes: Paths,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
-) -> Documents:
+def megatron_documents(prefixes: Paths, **files: Unpack[CopyOptions]) -> Documents:
     """A map-style dataset of the documents in Megatron's ``.bin`` and ``.idx``, one file after another.
 
     A sample is a dict with ``"tokens"``, int64, shape ``(length,)``: all sequences of the document. ``lengths``, int64, shape ``(documents,)``, holds the document
@@ -90,15 +72,13 @@ def megatron_documents(
 
     Args:
         prefixes: See `megatron`.
-        storage_options: See `tokens`.
-        cache_dir: See `megatron`.
-        max_cache_size: See `tokens`.
+        **files: See `megatron`.
 
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: See `megatron`.
     """
-    return Documents(*_found(prefixes, Reach(storage_options, cache_dir, max_cache_size, 0)))
+    return Documents(*_found(prefixes, Reach(ahead=0, **files)))
 
 
 @final
@@ -210,22 +190,19 @@ def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
     """
     with whole(path) as file:
         head = file.read(_HEAD.size)
-        if head.startswith(b"TNTIDX"):
-            raise ValueError(
-                f"{path} has the legacy format (TNTIDX) of fairseq and the first versions of Megatron-LM. Read it with one of them, and write its "
-                f"documents again with IndexedDatasetBuilder of megatron.core."
-            )
         if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
-            raise ValueError(f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of {_MAGIC!r}.")
+            raise ValueError(
+                f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of {_MAGIC!r}. (TNTIDX is the legacy format of "
+                f"fairseq. Write its documents again with IndexedDatasetBuilder of megatron.core.)"
+            )
         if len(head) < _HEAD.size:
             raise _damaged(path, f"it has {len(head)} bytes, but its header alone takes {_HEAD.size}")
         _, version, code, sequences, borders = _HEAD.unpack(head)
-        if version != 1:
-            raise ValueError(f"{path} has version {version}, but only version 1 is supported. Write it again with megatron.core.")
-        name = _TYPES.get(code)
-        if name is None or name.startswith("float"):
-            what = f"holds {name}" if name else f"has the unknown token type {code}"
-            raise ValueError(f"{path} {what}, but tokens must be integers. Write it again, for example with dtype=numpy.int32.")
+        name = _TYPES.get(code, f"the unknown token type {code}")
+        if version != 1 or "int" not in name:
+            raise ValueError(
+                f"{path} has version {version} and {name}, but must have version 1 and integers. Write it again, for example as numpy.int32."
+            )
         nbytes = file.seek(0, os.SEEK_END)  # checked before allocating memory, because these numbers come from the file
         needed = _HEAD.size + 12 * sequences + 8 * borders
         if sequences and nbytes == needed + sequences:

@@ -6,17 +6,19 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
-from penstock._streams.files import IN_USE, explain, opened, stamp
-from penstock._streams.paths import Reach, extra, is_remote, kept_in, without_copy
-from penstock._streams.shards import Shards
+from penstock._files.files import IN_USE, explain, opened, stamp
+from penstock._files.paths import Reach, extra, is_remote, kept_in, without_copy
+from penstock._streams.stream import over
 from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, folder_types, in_folders, names_of, pieces_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
-    from penstock._streams.shards import ShardOptions
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 _WHO: Final = "penstock.formats.parquet"
 SUFFIXES: Final = (".parquet",)
@@ -38,14 +40,9 @@ def parquet(
     columns: Sequence[str] | None = None,
     *,
     unit: Literal["row_group", "file"] = "row_group",
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
     ahead: int = 1,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+    **options: Unpack[FormatOptions],
+) -> Shards | Stream:
     """Read Parquet files as one dataset. A shard is a row group or a file. A sample is a dict of Python values, as returned by pyarrow's ``to_pylist``.
 
     The row counts come from the footers, which are read when the dataset is built, in parallel for many files. A row group is read front to back and takes a few
@@ -57,16 +54,10 @@ def parquet(
         unit: What a shard is: ``"row_group"``, or ``"file"`` for all row groups of a file in sequence. Shards are the unit of shuffling, of the turns that lanes
             take, and of ``steps``. With files a `Pack` leaves fewer half-empty rows; with row groups there are more shards for workers and ranks, and a resume
             rereads less. The unit determines the order, so a state saved with one is refused by the other.
-        lanes: See `Shards`. Default: as there, unless so many lanes would take more than 2 GiB, as estimated from the footers; then as many as fit, also
-            without a shuffle.
-        window: See `Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. None: no copies. Only whole
-            files whose version can be determined are copied, each when it is first opened. Not part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
-            the counts are not used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. The default for ``lanes`` is as there, unless so many lanes would take more than 2 GiB, as
+            estimated from the footers; then as many as fit, also without a shuffle.
 
     Raises:
         ValueError: A file is not Parquet, is encrypted or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
@@ -77,14 +68,14 @@ def parquet(
         raise ValueError(f"unit={unit!r} must be 'row_group' or 'file'.")
     extra("pyarrow.parquet", _WHO)
     whole = unit == "file"
-    files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size, ahead))
+    files = files_of(paths, "parquet", Reach.taken(options, ahead))
     columns, folders = names_of(columns), folder_types(files)
     pieces, counts, lane_bytes = pieces_in(
         files, functools.partial(_look, columns=columns, folders=folders), options.get("epoch_size"), whole=whole
     )
     fit = LANES_BYTES // max(1, *lane_bytes)
     more: dict[str, Any] = {"name": "file", "settings": {"unit": unit}} if whole else {"name": "row group"}
-    return Shards(pieces, _Rows(columns, folders), counts=counts, lanes=lanes, most_lanes=fit, window=window, **more, **options)
+    return over(pieces, _Rows(columns, folders), counts, options, most_lanes=fit, **more)
 
 
 @final
@@ -147,22 +138,14 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
-    encrypted = ValueError(
-        f"{path} is encrypted, at least in part, and cannot be read here. Write it again without encryption: pyarrow reads it with the keys."
-    )
     with opened(without_copy(path), stamp) as raw:  # no copy, because the footer is a small part of the file
         try:
             metadata = _reader(raw).metadata
         except ValueError as exc:
             raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
-        except OSError as exc:
-            raw.seek(-4, os.SEEK_END)
-            if raw.read(4) == b"PARE":
-                raise encrypted from exc
-            raise
         raw.seek(-8, os.SEEK_END)
         if int.from_bytes(raw.read(4), "little") == metadata.serialized_size + _SIGNATURE_BYTES:
-            raise encrypted
+            raise ValueError(f"{path} has encrypted columns. Write it again without encryption: pyarrow reads it with the keys.")
     return metadata
 
 

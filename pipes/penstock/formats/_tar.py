@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 import numpy as np
 
 from penstock._errors import first_time
-from penstock._streams.files import REINDEX, whole
-from penstock._streams.first_look import kind_of
+from penstock._files.files import REINDEX, whole
+from penstock._files.first_look import kind_of
 from penstock._streams.known_files import Format, known_files
-from penstock._streams.paths import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
-    from penstock._streams.shards import ShardOptions, Shards
+    from penstock._files.files import Stamp
+    from penstock._files.paths import Paths
+    from penstock._streams.sharded import FormatOptions
+    from penstock._streams.shards import Shards
+    from penstock._streams.stream import Stream
 
 log = logging.getLogger("penstock")
 
@@ -57,14 +58,9 @@ def tar(
     *,
     index: str | os.PathLike[str] | None = None,
     counts: npt.ArrayLike | None = None,
-    lanes: int | None = None,
-    window: int = 0,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
     ahead: int = 1,
-    **options: Unpack[ShardOptions],
-) -> Shards:
+    **options: Unpack[FormatOptions],
+) -> Shards | Stream:
     """Read tar files as webdataset groups them. A sample is a dict of ``bytes``.
 
     Adjacent files with the same path up to the first dot of the base name form one sample. That path is the sample's ``"__key__"``; the rest of the name,
@@ -78,21 +74,15 @@ def tar(
         paths: A path, a pattern such as ``"data/*.tar"`` or ``"data/{00000..01242}.tar"``, or a list of them. Paths with ``://`` are read through fsspec.
         index: Folder that holds the indices. Default: each index is next to its file.
         counts: The number of samples in each file, to read them without an index.
-        lanes: See `penstock.Shards`.
-        window: See `penstock.Shards`.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. None: no copies. Only whole
-            files whose version can be determined are copied, each when it is first opened. Not part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
-            no index is needed, and none is used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: a file is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(storage_options, cache_dir, max_cache_size, ahead), options)
+    return known_files(FORMAT, paths, index, counts, ahead, options)
 
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:

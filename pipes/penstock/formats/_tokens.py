@@ -7,24 +7,24 @@ import os
 import weakref
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack, cast, final
 
 import numpy as np
 import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import IN_USE, check_unchanged, open_file, opened_copy, read_range, stamp, stamp_of
-from penstock._streams.first_look import ENOUGH, kind_of
-from penstock._streams.paths import Reach, compression, expanded, is_remote, kept_in
+from penstock._files.files import IN_USE, check_unchanged, open_file, opened_copy, read_range, stamp, stamp_of
+from penstock._files.first_look import ENOUGH, kind_of
+from penstock._files.paths import Reach, compression, expanded, is_remote, kept_in
 from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock._fetch.array_dataset import Places
-    from penstock._streams.files import Stamp
-    from penstock._streams.paths import Paths
+    from penstock._files.files import Stamp
+    from penstock._files.paths import CopyOptions, Paths
 
 
 def tokens(
@@ -36,9 +36,7 @@ def tokens(
     end_of_document: int | None = None,
     documents: Sequence[int] | np.ndarray | None = None,
     header_bytes: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_cache_size: int | str | None = None,
+    **files: Unpack[CopyOptions],
 ) -> Tokens:
     """A map-style dataset of token sequences. Pass it to `Loader.from_dataset`, or mix several with `Mix`.
 
@@ -57,11 +55,8 @@ def tokens(
         end_of_document: The token that ends each document.
         documents: Where each document starts, in tokens from the start of the first file, in ascending order.
         header_bytes: Bytes before the first token of each file. None: the header of an ``.npy`` file, or the 1024 bytes of llm.c and modded-nanogpt, if there is one.
-        storage_options: Passed to the fsspec file system that reads paths with ``://``. Such paths need a ``cache_dir``.
-        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. A file is copied when it is
-            first read. Neither this nor ``storage_options`` is part of the state.
-        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. A remote file that does not fit is read with one
-            request per sequence, plus one that checks whether the file has changed.
+        **files: ``storage_options``, ``cache_dir``, ``max_cache_size``: see `penstock.Shards`. Remote paths need a ``cache_dir``. A file is copied when it is first read; a remote file that
+            does not fit is read with one request per sequence, plus one that checks whether the file has changed.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -76,15 +71,16 @@ def tokens(
     if end_of_document is not None:
         end_of_document = whole_number("end_of_document", end_of_document, 0, int(np.iinfo(kind).max) + 1, f"The files hold {kind.name}.")
     header = None if header_bytes is None else whole_number("header_bytes", header_bytes, 0, 2**31)
-    files: list[TokenFile] = []
+    found: list[TokenFile] = []
     count = 0
-    for path in Reach(storage_options, cache_dir, max_cache_size, 0).of(expanded(paths, storage_options)):
-        files.append(_inspected(path, kind, count, header))
-        count += files[-1].tokens
-    if not files:
+    reach = Reach(ahead=0, **files)
+    for path in reach.of(expanded(paths, reach.storage_options)):
+        found.append(_inspected(path, kind, count, header))
+        count += found[-1].tokens
+    if not found:
         raise FileNotFoundError(f"paths={paths!r:.80} matches no file.")
     starts = None if documents is None else _checked_starts(documents, count)
-    return Tokens(TokenFiles(files, kind), length, span, end_of_document, starts)
+    return Tokens(TokenFiles(found, kind), length, span, end_of_document, starts)
 
 
 @final
@@ -357,19 +353,15 @@ def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
-        given = np.dtype(dtype)
+        kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        given = np.dtype(object)
-    kind: np.dtype[Any] = given.newbyteorder("<")
-    if kind.kind not in "iu" or kind == np.uint64:
+        kind = np.dtype(object)
+    if kind.kind not in "iu" or kind == np.uint64 or kind.byteorder == ">":
         raise ValueError(
-            f"dtype={dtype!r} is not an integer type that fits into int64. Token files hold, for example, uint16, uint32 or int32."
+            f"dtype={dtype!r} is not a little-endian integer type that fits into int64. Token files hold, for example, uint16, uint32 or int32. Convert others: "
+            f"array.astype('<u2').tofile(…)."
         )
-    if given.byteorder == ">":
-        raise ValueError(
-            f"dtype={dtype!r} is big-endian, but token files are little-endian. Convert them: array.astype({kind.str!r}).tofile(…)."
-        )
-    return kind
+    return kind.newbyteorder("<")
 
 
 def _checked_starts(documents: Any, tokens: int) -> np.ndarray:

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock._streams.files import IN_USE, REINDEX, Stamp, opened
-from penstock._streams.own_files import write_own
-from penstock._streams.paths import bare, beside
+from penstock._files.files import IN_USE, REINDEX, Stamp, opened
+from penstock._files.own_files import write_own
+from penstock._files.paths import bare, beside
 
 FORMAT: Final = 1
 SUFFIX: Final = ".index"
@@ -77,10 +77,7 @@ def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> Non
         offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
     """
     data = offsets.astype("<i8").tobytes()
-    header = {"penstock index": FORMAT, "kind": kind, "records": len(offsets) - 1, "size": stamp.size, "mtime_ns": stamp.mtime_ns}
-    if stamp.version:
-        header["version"] = stamp.version
-    header["checksum"] = zlib.crc32(data)
+    header = {"penstock index": FORMAT, "kind": kind, "records": len(offsets) - 1, **stamp._asdict(), "checksum": zlib.crc32(data)}
     write_own(place, json.dumps(header).encode(), b"\n", data)
 
 
@@ -127,19 +124,15 @@ def _header(place: str, begin: bytes) -> Header:
             raise ValueError(
                 f"{place} is an index of format {said['penstock index']}, but this version of penstock reads format {FORMAT}: {REINDEX}"
             )
-        numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
-        version = said.get("version", "")  # earlier releases wrote no version
-        if (
-            not all(type(number) is int and 0 <= number < 2**63 for number in (*numbers[:2], abs(numbers[2]), numbers[3]))
-            or said["records"] >= MOST_RECORDS
-        ):
+        header = Header(said["kind"], said["records"], Stamp(*(said[name] for name in Stamp._fields)), said["checksum"], len(line) + 1)
+        numbers = (header.records, header.stamp.size, abs(header.stamp.mtime_ns), header.checksum)
+        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or header.records >= MOST_RECORDS:
             raise KeyError
-        if type(version) is not str or type(said["kind"]) is not str:
+        if type(header.stamp.version) is not str or type(header.kind) is not str:
             raise KeyError
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
         raise _damaged(place, "it does not begin like an index") from None
-    records, size, mtime_ns, checksum = numbers
-    return Header(said["kind"], records, Stamp(size, mtime_ns, version), checksum, len(line) + 1)
+    return header
 
 
 def _damaged(place: str, why: str) -> ValueError:

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 from http_files import HttpFiles
-from tests.streams.cache_chaos import RECORDS, SHARDS, record
+from tests.files.cache_chaos import RECORDS, SHARDS, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

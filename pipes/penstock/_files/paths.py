@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 from urllib.parse import parse_qsl, urlencode
 
 from penstock import _arguments
@@ -17,7 +17,7 @@ from penstock._arguments import nbytes_of, whole_number
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from penstock._streams.copies import CacheFolder
+    from penstock._files.copies import CacheFolder
 
     Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -127,13 +127,26 @@ def kept_in(path: object) -> CacheFolder | None:
     return path.cache if isinstance(path, Reached) else None
 
 
+class CopyOptions(TypedDict, total=False):
+    """The keyword arguments by which formats reach files, and keep copies of them; `Shards` documents them."""
+
+    storage_options: Mapping[str, Any] | None
+    cache_dir: str | os.PathLike[str] | None
+    max_cache_size: int | str | None
+
+
 class Reach(NamedTuple):
-    """How files are opened: the arguments of the same names in `penstock.formats`."""
+    """How files are opened: `CopyOptions`, and how many shards per lane to copy before they are read."""
 
     storage_options: Mapping[str, Any] | None = None
     cache_dir: str | os.PathLike[str] | None = None
     max_cache_size: int | str | None = None
     ahead: int = 1
+
+    @classmethod
+    def taken(cls, options: Any, ahead: int = 0) -> Reach:
+        """Those of ``options`` that are `CopyOptions`, which are removed there."""
+        return cls(**{name: options.pop(name) for name in CopyOptions.__annotations__ if name in options}, ahead=ahead)
 
     def of(self, files: list[str]) -> list[str]:
         """The paths ``files``, with copies if the user asked for them.
@@ -147,7 +160,7 @@ class Reach(NamedTuple):
             )
         if self.cache_dir is None:
             return files
-        from penstock._streams.copies import CacheFolder, hashes_of
+        from penstock._files.copies import CacheFolder, hashes_of
 
         folder = os.path.expanduser(os.fspath(self.cache_dir))
         if not folder or "://" in folder:

@@ -12,10 +12,10 @@ import pytest
 from http_files import HttpFiles
 
 from penstock import Loader, StateMismatch, formats
-from penstock._streams import transfer
-from penstock._streams.files import stamp
-from penstock._streams.index_file import write_index
-from penstock._streams.paths import address
+from penstock._files import transfer
+from penstock._files.files import stamp
+from penstock._files.index_file import write_index
+from penstock._files.paths import address
 from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:

@@ -1,32 +1,47 @@
-"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP goes on where it broke off."""
+"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP resumes where it broke off; and which errors may pass."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock._streams.paths import extra
-from penstock._streams.progress import Progress
-from penstock._streams.retrying import may_pass
+from penstock._files.paths import extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+
+log = logging.getLogger("penstock")
 
 SLOW_S: Final = 2.0
-"""After this many seconds, a bar or occasional log lines show the progress."""
-
-
+"""After this many seconds, log lines say how far the transfer is."""
+LINE_S: Final = 10.0
+"""Seconds between two lines."""
 NO_PROGRESS_S: Final = 60.0
 """After so many seconds without a byte, a connection counts as broken."""
 _PAUSES_S: Final = (0.5, 1.0, 2.0)
 _CHUNK: Final = 2**20
 _MAY_PASS: Final = (408, 429, *range(500, 600))
 
+FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Errors that waiting does not resolve."""
 
-@contextlib.contextmanager
-def transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Iterator[Any]:
+NETWORK: Final = {
+    *("aiohttp.ClientError", "botocore.ConnectionError", "botocore.HTTPClientError", "botocore.IncompleteReadError", "http.HTTPException"),
+    *("httpx.TransportError", "httpx2.TransportError", "urllib3.HTTPError"),
+}
+"""The errors that the libraries under fsspec raise when a response breaks off: package and class. They are not subclasses of `OSError`, though they should be."""
+
+
+def may_pass(exc: Exception) -> bool:
+    """Whether an error may be a temporary one of a disk or a network."""
+    if isinstance(exc, OSError):
+        return not isinstance(exc, FINAL)
+    return any(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in NETWORK for kind in type(exc).__mro__)
+
+
+def watched_transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Any:
     """A callback for fsspec, which calls it for each part that arrives.
 
     Args:
@@ -35,26 +50,21 @@ def transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[
         is_over: Whether the transfer is no longer wanted. The next part then raises an `InterruptedError`.
         clock: Seconds.
     """
-    begun, most = clock(), size
-    progress: list[Progress] = []
+    most, due = size, clock() + SLOW_S
 
     def told(size: int, value: int, **_: Any) -> None:  # the size reported by the server may have changed by now
+        nonlocal due
         if is_over():
             raise InterruptedError(f"{path} is no longer wanted")
         if value > most:
             raise OSError(
                 f"{path} returned at least {value} bytes instead of {most}: it has changed, or its server reported another size before"
             )
-        if not progress and clock() - begun > SLOW_S:
-            progress.append(Progress(f"fetching {path}", size, "bytes", first_s=0.0, clock=clock))
-        for shown in progress:
-            shown.at(value)
+        if (now := clock()) > due:
+            due = now + LINE_S
+            log.info("fetching %s: %d of %d bytes", path, value, size)
 
-    try:
-        yield extra("fsspec.callbacks", f"{path!r}").Callback(size, hooks={"penstock": told})
-    finally:
-        for shown in progress:
-            shown.close()
+    return extra("fsspec.callbacks", f"{path!r}").Callback(size, hooks={"penstock": told})
 
 
 def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: Mapping[str, str]) -> None:
@@ -64,7 +74,7 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
         filesystem: fsspec's, for HTTP.
         url: Of the file.
         to: The path of the copy.
-        callback: See `transfer`.
+        callback: See `watched_transfer`.
         version: The header that asks for one version of the file only; empty if the server cannot be asked for it.
 
     Raises:

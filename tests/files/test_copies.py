@@ -16,8 +16,8 @@ import pytest
 from forks import ended, forked
 
 from penstock._arguments import nbytes_of
-from penstock._streams import copies as module
-from penstock._streams.copies import CacheFolder, file_hash
+from penstock._files import copies as module
+from penstock._files.copies import CacheFolder, file_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

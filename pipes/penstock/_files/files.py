@@ -12,9 +12,9 @@ import time
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from penstock._streams.paths import address, checksum, compression, extra, is_remote, kept_in, options_of, place_of
-from penstock._streams.transfer import copy_over_http, transfer
-from penstock._streams.unpacking import LIBRARIES, Unpacked
+from penstock._files.paths import address, checksum, compression, extra, is_remote, kept_in, options_of, place_of
+from penstock._files.transfer import copy_over_http, watched_transfer
+from penstock._files.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +86,8 @@ def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
     copy = opened_copy(path, expected)
     if copy is None and is_remote(path):
         raise ValueError(
-            f"{path} is not on a local disk, and there is no copy of it: its cache_dir has no room (max_cache_size=), or its store does not report versions."
+            f"{path} is memory-mapped, but it is not on a local disk, and there is no copy of it: there is no cache_dir=, it has no room (max_cache_size=), or its "
+            f"store does not report versions. Copy it to a local disk, or pass both."
         )
     return copy or opened_there(path, expected)
 
@@ -142,7 +143,8 @@ def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
     """Copy one version of a file."""
     if is_remote(path):
         try:
-            with _asking(path) as (filesystem, inside), transfer(path, then.size, is_over) as callback:
+            with _asking(path) as (filesystem, inside):
+                callback = watched_transfer(path, then.size, is_over)
                 if path.startswith(("http://", "https://")):
                     version = {"If-Match": then.version} if _is_strong(path, then.version) else {}
                     copy_over_http(filesystem, inside, to, callback, version)

@@ -27,8 +27,8 @@ import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
+from penstock._files.cache_notes import Counts, Notes
 from penstock._statistics import CopyStatistics
-from penstock._streams.cache_notes import Counts, Notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -166,9 +166,9 @@ class CacheFolder:
                 if _NOTES.fullmatch(entry.name):
                     self._remove(entry.name)
                 elif left := _LEFT.fullmatch(entry.name):
-                    self._removed_if_abandoned(left["key"], entry.name)
+                    self._removed_if_free(f"{left['key']}.lock", entry.name, f"{left['key']}.lock")
                 elif COPY.fullmatch(entry.name):
-                    removed += self._removed_unread(entry.name)
+                    removed += self._removed_if_free(entry.name, entry.name)
         return removed
 
     # One copy.
@@ -254,7 +254,7 @@ class CacheFolder:
                 if name.startswith(f"{left['key']}-"):  # this process holds its lock
                     if left["size"]:
                         self._remove(entry.name)
-                elif not self._removed_if_abandoned(left["key"], entry.name):
+                elif not self._removed_if_free(f"{left['key']}.lock", entry.name, f"{left['key']}.lock"):
                     sizes[entry.name] = int(left["size"] or 0)
             elif named := COPY.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
@@ -277,40 +277,27 @@ class CacheFolder:
         for copy in least:
             if over <= 0:
                 break
-            if self._removed_unread(copy):
+            if self._removed_if_free(copy, copy):
                 over -= sizes[copy]
         return over <= 0
 
-    def _removed_if_abandoned(self, key: str, left: str) -> bool:
-        """Remove a leftover of a fetch whose owner is gone; whether it was. Requires `_alone`."""
+    def _removed_if_free(self, lock: str, *names: str) -> bool:
+        """Remove files unless another process holds their ``lock``; whether they are gone. Requires `_alone`."""
         try:
-            fd = os.open(os.path.join(self.folder, f"{key}.lock"), os.O_RDWR | _FLAGS)
+            fd = os.open(os.path.join(self.folder, lock), os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
-            self._remove(left)
-            return True
+            fd = -1
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_at(fd, f"{key}.lock"):  # its owner ended in the meantime, and there may be a new one
-                return False
-            # While the lock is held: otherwise a waiting process would acquire it and lose its file a moment later.
-            self._remove(left)
-            self._remove(f"{key}.lock")
+            if fd >= 0:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not self._is_at(fd, lock):  # its owner ended in the meantime, and there may be a new one
+                    return False
+            for name in names:  # while the lock is held: otherwise a waiting process would acquire it and lose its file a moment later
+                self._remove(name)
         except BlockingIOError:
             return False
         finally:
-            os.close(fd)
-        return True
-
-    def _removed_unread(self, name: str) -> bool:
-        """Remove a copy unless it is being read."""
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(os.path.join(self.folder, name), os.O_RDONLY | _FLAGS)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._remove(name)
-            except BlockingIOError:
-                return False
-            finally:
+            if fd >= 0:
                 os.close(fd)
         return True
 
@@ -397,13 +384,8 @@ class CacheFolder:
         except _OfTheSource as exc:
             raise exc.error from exc.error.__cause__
         except OSError as exc:
-            why = (
-                "is on a full disk"
-                if exc.errno in _FULL
-                else "is not writable"
-                if exc.errno in _NO_WRITING
-                else f"is in trouble: {exc.strerror or exc}"
-            )
+            known = dict.fromkeys(_FULL, "is on a full disk") | dict.fromkeys(_NO_WRITING, "is not writable")
+            why = known.get(exc.errno or 0, f"is in trouble: {exc.strerror or exc}")
             self._say(f"{why}, so files without a copy are read from their source")
 
     def _say(self, what: str) -> None:

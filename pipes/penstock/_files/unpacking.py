@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 from penstock._arguments import whole_number
-from penstock._streams.paths import extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +34,6 @@ class Unpacked(io.RawIOBase):
         self._file = file
         self._path = path
         self._frame: Any = None
-        self._head = b""
         self._rest = b""  # read from beyond the end of a frame
         self._left = memoryview(b"")
 
@@ -57,8 +55,6 @@ class Unpacked(io.RawIOBase):
                     if frame is not None and not (data := data.lstrip(b"\0")):  # a file may be padded with zeros
                         continue
                     frame = self._frame = self._new()
-                    self._head = b""
-                self._head = (self._head + data)[:18]
             try:
                 self._left = memoryview(frame.decompress(data, *self._bound))
             except MemoryError:
@@ -66,7 +62,12 @@ class Unpacked(io.RawIOBase):
             except Exception as exc:  # each library has its own exception types
                 if "not enough memory" in str(exc):
                     raise MemoryError(f"{self._path}: {exc}.") from exc
-                why = _zst_limit(self._head) or f"is damaged, or not compressed as its name says: {exc}."
+                why = f"is damaged, or not compressed as its name says: {exc}."
+                if "too much memory" in str(exc):
+                    why = (
+                        f"was compressed with a window of more than {_longest_window():,} bytes (zstd --long or --ultra). Reading takes that much memory for each open "
+                        f"file. Set the environment variable {ZST_LONG}=31, or the number after --long, to allow it."
+                    )
                 raise ValueError(f"{self._path} {why}") from exc
             if frame.eof:
                 self._rest = frame.unused_data
@@ -89,23 +90,6 @@ ZST_LONG: Final = "PENSTOCK_ZSTD_LONG"
 def _longest_window() -> int:
     text = os.environ.get(ZST_LONG, "27")
     return 1 << whole_number(ZST_LONG, int(text) if text.isdecimal() else text, 10, 32)
-
-
-def _zst_limit(head: bytes) -> str:
-    """Why a zstd frame with this header (RFC 8878: at most 18 bytes) cannot be read although it may be intact; empty if there is no reason."""
-    try:
-        about = extra("zstandard", ZST_LONG).get_frame_parameters(head)
-    except Exception:  # not installed, or not such a frame
-        return ""
-    window, most = about.window_size, _longest_window()
-    if window > most:
-        return (
-            f"was compressed with a window of {window:,} bytes (zstd --long or --ultra). Reading takes that much memory for each open file, and at most {most:,} bytes are allowed. Set the "
-            f"environment variable {ZST_LONG}={(window - 1).bit_length()} to allow it."
-        )
-    return (
-        "was compressed with a dictionary (zstd -D), which cannot be passed here. Compress it again without one." if about.dict_id else ""
-    )
 
 
 LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
