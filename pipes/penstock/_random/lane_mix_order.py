@@ -57,8 +57,8 @@ class InterleavedMixOrder(PlainOrder):
             raise ValueError(f"a mix with streams has at most {MOST_SOURCES} sources, but got {len(self.names)}.")
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._orders = [orders[name] for name in self.names]
-        lanes = {name: order.lanes for name, order in orders.items() if isinstance(order, ContinuingOrder)}
-        self.lanes = max(lanes.values())
+        lanes = {name: order.round for name, order in orders.items() if isinstance(order, ContinuingOrder)}
+        self.round = self.lanes = max(lanes.values())
         for name, number in lanes.items():
             if self.lanes % number:
                 raise ValueError(

@@ -98,7 +98,7 @@ class InterleavedOrder(PlainOrder):
     __module__ = "penstock._random.lane_order"
 
     def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None, take: Callable[[], None] | None = None) -> None:
-        self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
+        self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._said = {"order": "lanes", "length": self._n, "lanes": self.lanes, **(settings or {})}
         self._take = take

@@ -58,8 +58,8 @@ class ContinuingOrder(Order, Protocol):
     `Order.indices` receives positions since the beginning of training, and ignores the epoch.
     """
 
-    lanes: int
-    """The number of lanes: item k since the beginning of training belongs to lane ``k mod lanes``. At least 1."""
+    round: int
+    """The number of lanes: item k since the beginning of training belongs to lane ``k mod round``. At least 1."""
 
 
 @runtime_checkable
