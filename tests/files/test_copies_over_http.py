@@ -15,7 +15,7 @@ from penstock import Loader, StateMismatch, formats
 from penstock._files import transfer
 from penstock._files.files import stamp
 from penstock._files.index_file import write_index
-from penstock._files.paths import address
+from penstock._files.paths import address, expanded
 from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def test_a_version_in_the_query_counts() -> None:
     first, second = ([f"https://b.s3.amazonaws.com/a.tar?versionId={version}&X-Amz-Signature={version}"] for version in (1, 2))
     assert names_of(first) != names_of(second)
     assert address(first[0]) == "https://b.s3.amazonaws.com/a.tar?versionId=1"
+    assert expanded("s3://b/{a,b}.tar?versionId=1") == ["s3://b/a.tar?versionId=1", "s3://b/b.tar?versionId=1"]  # no pattern
+    assert address("s3://b/a.tar?versionId=1") == "s3://b/a.tar?versionId=1"
 
 
 def test_names_without_a_scheme_of_their_own_keep_short_parameters() -> None:

@@ -66,19 +66,16 @@ _SIGNATURES: Final = {  # what these have in common beside the names that begin 
 
 
 def _asked(path: str) -> list[tuple[str, str]]:
-    """The parameters in the query of an HTTP URL, without a signature."""
-    link, _, text = path.partition("?")
-    if not text or not link.startswith(("http://", "https://")):
-        return []
-    found = parse_qsl(text, keep_blank_values=True)
+    """The parameters in the query of a URL, without a signature."""
+    found = parse_qsl(path[len(_unasked(path)) + 1 :], keep_blank_values=True)
     there = {name.lower() for name, _ in found}
     signed = {name for sign, names in _SIGNATURES.items() if sign in there for name in (sign, *names.split())}
     return [(name, value) for name, value in found if name.lower() not in signed and not name.lower().startswith(("x-amz-", "x-goog-"))]
 
 
 def _unasked(link: str) -> str:
-    """A URL without its query; in paths of other stores a question mark is a letter."""
-    return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
+    """A URL without its query; in paths of other stores a question mark is a letter, or begins the version of an object on S3."""
+    return link.partition("?" if link.startswith(("http://", "https://")) else "?versionId=")[0]
 
 
 def compression(path: str) -> str:
