@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock._fetch.dataset_facts import DatasetLike as DatasetLike
     from penstock._fetch.error_policy import OnError as OnError
     from penstock._fetch.fetch import Fetch as Fetch
     from penstock._fetch.indices import Indices as Indices
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batcher",
     "Cycler",
+    "DatasetLike",
     "EndOfEpoch",
     "Facts",
     "Fetch",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "DatasetLike": "_fetch.dataset_facts",
     "OnError": "_fetch.error_policy",
     "Fetch": "_fetch.fetch",
     "Indices": "_fetch.indices",

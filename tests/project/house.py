@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Graph = dict[str, set[str]]
 DOORS = ("nodes", "orders", "statistics")
+ONLY_A_TYPE = ("_loader.canonical_graph", "_loader.loader")  # what `Loader.from_dataset` returns: no arrow
 
 
 def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -47,7 +48,10 @@ def name_of(file: Path, package: Path) -> str:
 def files_of(package: Path) -> Graph:
     """Which file imports which."""
     files = {name_of(file, package): file for file in package.rglob("*.py")}
-    return {name: {target for target in _targets(file, name, files) if target != name} for name, file in files.items()}
+    return {
+        name: {target for target in _targets(file, name, files) if target != name and (name, target) != ONLY_A_TYPE}
+        for name, file in files.items()
+    }
 
 
 def boxes_of(files: Graph) -> Graph:

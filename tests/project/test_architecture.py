@@ -76,7 +76,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "matplotlib": "_observe.picture",
     "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker _command.indexing_on_ray",
 }
-FOR_ALL = {"numpy", "torch"}
+FOR_ALL = {"numpy", "torch", "typing_extensions"}  # torch brings the last one, which only type checkers read here
 ALIASES = {"OnError", "Tail"}  # types made of others, which know no name of their own
 DOORS = (penstock, penstock.nodes, penstock.orders, penstock.statistics)
 

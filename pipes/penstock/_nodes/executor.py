@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import ClosedError, is_own_error
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from penstock._nodes.draw_watch import DrawWatch
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.pools import WorkerOptions
-    from penstock._statistics import CopyStatistics, NodeStatistics
+    from penstock._statistics import NodeStatistics
     from penstock._workers.blocked import Blocked
 
 _logger = logging.getLogger("penstock")
@@ -87,10 +88,11 @@ class Executor:
             self.auto = AutoWorkers(options.kind.most)
         self.num_workers: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]  # "auto" is no number
         self._most_workers = self.num_workers if self.auto is None else self.auto.most
-        lanes = map_fn.lanes if isinstance(map_fn, Fetch) and not options.kind.in_process else None
-        if self.auto is not None and lanes and isinstance(map_fn, Fetch):
+        facts = map_fn.facts if isinstance(map_fn, Fetch) and not options.kind.in_process else DatasetFacts(None)
+        lanes = facts.lanes
+        if self.auto is not None and lanes:
             raise ValueError(
-                f"num_workers='auto' changes the number of workers at run time, but {type(map_fn.dataset).__name__} is read in lanes, and one worker process must read "
+                f"num_workers='auto' changes the number of workers at run time, but {facts.name} is read in lanes, and one worker process must read "
                 f'each lane forward. Pass a number (num_workers=2), or use method="thread", where threads share what they have read.'
             )
         self._threaded = options.kind.in_process and self.num_workers > 0
@@ -103,9 +105,9 @@ class Executor:
                 f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
             )
         self._watches_draws = self._threaded and seed_global_rngs is not False
-        self._by_position = lanes is None and self.auto is None and isinstance(map_fn, Fetch) and not options.kind.in_process
+        self._by_position = lanes is None and self.auto is None
         if self._by_position:
-            lanes = map_fn.cuts  # type: ignore[attr-defined]  # it is a `Fetch`
+            lanes = facts.cuts
         self._lanes = lanes if self.num_workers > 1 else None
         self._per_worker = options.prefetch_factor or _FEW
         self.depth = self._depth_of(self.num_workers)
@@ -365,15 +367,8 @@ class Executor:
             **({"transfer": self._pool.unpacked()} if hasattr(self._pool, "unpacked") else {}),
             "load_cpu_share": min(1.0, totals.cpu_ns / totals.wall_ns) if totals.wall_ns else None,
             "lock_wait_share": totals.waits / totals.looks if totals.looks and self._threaded else None,
-            "copies": self._copies(),
+            "copies": DatasetFacts.of(self._work.dataset).copies,
         }
-
-    def _copies(self) -> CopyStatistics | None:
-        from penstock._statistics import CopyStatistics
-
-        ask = getattr(getattr(self._work, "dataset", None), "copy_statistics", None)
-        said = ask() if callable(ask) else None
-        return said if isinstance(said, CopyStatistics) else None
 
     def _totals(self) -> Totals:
         """The counts of all workers and of the caller's thread so far."""

@@ -221,7 +221,7 @@ class Shards(Shown, Dataset[Any]):
         return self._records.gathered(indices)
 
     def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
-        """The order of the records; see `OrderedDataset`. Uncounted shards can be read in only one order, because it determines what an index refers to."""
+        """The order of the records; see `DatasetLike`. Uncounted shards can be read in only one order, because it determines what an index refers to."""
         if isinstance(self._records, RecordStream):
             return self._records.order(shuffle=shuffle, seed=seed)
         order = self._records.order(shuffle=shuffle, seed=seed)
