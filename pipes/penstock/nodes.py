@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from penstock._nodes.index_node import FirstNode as FirstNode
     from penstock._nodes.index_node import IndexNode as IndexNode
     from penstock._nodes.iterable_source import IterableSource as IterableSource
-    from penstock._nodes.mapper import Mapper as Mapper
     from penstock._nodes.node import EndOfEpoch as EndOfEpoch
     from penstock._nodes.node import Node as Node
+    from penstock._nodes.parallel_mapper import Mapper as Mapper
     from penstock._nodes.parallel_mapper import ParallelMapper as ParallelMapper
     from penstock._nodes.pin_memory import PinMemory as PinMemory
     from penstock._nodes.prefetcher import Prefetcher as Prefetcher
@@ -66,7 +66,7 @@ _HOME_OF = {
     "FirstNode": "_nodes.index_node",
     "IndexNode": "_nodes.index_node",
     "IterableSource": "_nodes.iterable_source",
-    "Mapper": "_nodes.mapper",
+    "Mapper": "_nodes.parallel_mapper",
     "EndOfEpoch": "_nodes.node",
     "Node": "_nodes.node",
     "ParallelMapper": "_nodes.parallel_mapper",

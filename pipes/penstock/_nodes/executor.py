@@ -6,8 +6,8 @@ The mapper handles where items come from and in which order they are delivered. 
 
 The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its decisions there: with
 ``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it has single
-items made alone to find code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead, and only an item that failed
-takes the path above.
+items made alone to find code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead. An item that needs an entry in
+the window is then submitted, which makes it at once.
 
 The pool of workers is created at the first `start`, so that a graph can be forked and pickled until then. It lives as long as the executor,
 unless `refresh` replaces it. Only `pools.open_pool` chooses the kind of pool.
@@ -34,7 +34,7 @@ from penstock._memory.tree import nbytes
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.pools import open_pool
 from penstock._workers.meter import Meter, Totals, now, traced
-from penstock._workers.pool import IDLE, Job, Pool, SplitJob
+from penstock._workers.pool import IDLE, Job, SplitJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,7 +119,8 @@ class Executor:
         self._owners: LaneOwners | None = None
         self._draws: DrawWatch | None = None
         self._blocked: Blocked | None = None  # of `_draws`
-        self._closed = self._stale = False
+        self._closed = False
+        self._stale = True  # the next start opens a pool
         self.tasks = self.samples = 0
         self._wait_ns = 0
         self._replaced: list[list[int]] = []  # the counts of workers that were replaced after a `refresh`
@@ -140,17 +141,18 @@ class Executor:
         """
         if self._closed and self.num_workers:
             raise ClosedError("these workers have ended; build a new loader.")
-        if self._stale and self._pool is not None:
-            self._pool.shutdown()
-            self._replaced += self._pool.counted()
-            self._pool = None
-        self._stale = False
-        if self._pool is None:
-            self._pool = self._opened(world_size)
+        if self._stale:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._replaced += self._pool.counted()
+                self._pool = None
+            self._open(world_size)
+            self._stale = False
         if self.auto is not None:
             self.auto.restart()
-        self._pool.discard()
-        self._pool.start()
+        if self._pool is not None:
+            self._pool.discard()
+            self._pool.start()
 
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
@@ -167,12 +169,14 @@ class Executor:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _opened(self, world_size: int) -> Pool:
+    def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers
         self.generators.forget()
         self._allocate = pinned if options.pin_memory and can_pin() else Recycler(self._depth_of(self._most_workers)).allocate
+        if not workers:
+            return
         place = None if self.draws is None else self.draws.place
-        pool = open_pool(options, self._inline, workers, self._most_workers, self._allocate, place)
+        self._pool = open_pool(options, self._inline, workers, self._most_workers, self._allocate, place)
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 
@@ -183,7 +187,6 @@ class Executor:
                     "num_workers=%d, or more lanes: pass lanes= to the dataset, up to the number of its shards.",
                     *(idle, workers, self._owners.share, self._lanes, self._owners.share),
                 )
-        return pool
 
     # The path of an item.
 
@@ -203,8 +206,6 @@ class Executor:
             words[_FIRST] = began
         for one in traced:
             one.task(item, began, ended)
-        self.tasks += 1
-        self.samples += samples_of(item)
         return value
 
     def limit_before(self, under_way: int) -> int:
@@ -222,12 +223,21 @@ class Executor:
         return 1  # made alone, once what was in progress is delivered
 
     def submit(self, item: Any, *, idle: bool) -> Job | SplitJob:
-        """Submit ``item``: row by row to the owners of their lanes if there are lanes, otherwise as a whole to any worker.
+        """Submit ``item``; without workers, make it. With lanes it goes row by row to their owners, otherwise as a whole to any worker.
 
         Args:
             item: From the source.
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the time of a few samples.
         """
+        if not self.num_workers:
+            made = Job(item)
+            try:
+                made.value, made.done = self.run_inline(item, now()), True
+            except BaseException as exc:
+                if not is_own_error(exc):
+                    raise  # from a signal handler: the item is made again
+                return Job(item, exc)
+            return made
         work = self._work
         try:
             if self.num_workers > 1 and isinstance(work, FetchTask):
@@ -248,7 +258,7 @@ class Executor:
             raise
 
     def wait(self, jobs: Sequence[Job]) -> None:
-        """Wait until one of ``jobs`` is done; see `Pool.wait`. Without workers, the first of them is made here."""
+        """Wait until one of ``jobs`` is done; see `Pool.wait`."""
         began = now()
         try:
             self._pool.wait(jobs, self._options.timeout)
@@ -257,9 +267,13 @@ class Executor:
 
     def result(self, job: Job | SplitJob) -> Any:
         """The value of ``job``, which is done, or its error."""
-        self.tasks += 1
-        self.samples += samples_of(job.task)
+        self.count(job.task)
         return job.result()
+
+    def count(self, item: Any) -> None:
+        """``item`` was made."""
+        self.tasks += 1
+        self.samples += samples_of(item)
 
     def limit_after(self, value: Any) -> int:
         """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so may raise."""

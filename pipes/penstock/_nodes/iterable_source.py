@@ -157,8 +157,7 @@ class IterableSource(FirstNode[Indices]):
         self._reader: Reader = NodeReader(self.iterable) if isinstance(self.iterable, BaseNode) else IterableReader(facts)
         self._keeps_epoch = self._reader.told and facts.keeps_epoch
         # The state of an iterable with a state_dict decides what it draws next; a node has its own rule.
-        holder = None if self._reader.stateful else self.iterable
-        self._rng = StreamRng(facts.name, seed, seed_global_rngs, holder)
+        self._rng = StreamRng(facts, seed, seed_global_rngs, held=not self._reader.stateful)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown

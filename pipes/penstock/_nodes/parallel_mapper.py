@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 from penstock._errors import GraphError, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
+from penstock._fetch.shared_values import SharedValues
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.executor import Executor, samples_of
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._nodes.pools import WorkerOptions
 from penstock._nodes.sharder import ranks_of
-from penstock._nodes.shared_values import SharedValues
 from penstock._random.orders import checked_seed
 from penstock._workers.meter import now, traced
 from penstock._workers.pool import IDLE, Job
@@ -48,7 +48,6 @@ T = TypeVar("T", covariant=True)
 _logger = logging.getLogger("penstock")
 
 
-@final
 class ParallelMapper(Node[T]):
     """Apply ``map_fn`` to the items of ``source`` in parallel workers that live as long as the node.
 
@@ -56,7 +55,8 @@ class ParallelMapper(Node[T]):
         source: Yields the items; read in the thread that calls ``next``.
         map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices). Worker
             processes receive it once.
-        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread. ``"auto"`` begins with one, and adjusts
+        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread, and then a `Batcher` or a `Sharder` may be
+            downstream. ``"auto"`` begins with one, and adjusts
             the number at run time within the process's cores and memory; see `WorkerChoice`.
         in_order: Deliver items in the order of ``source``. If False, deliver them as they finish, but never an item of the next epoch
             before the end of this one. A state with ``in_order=False`` is valid only on its rank and at its world size.
@@ -154,7 +154,7 @@ class ParallelMapper(Node[T]):
         self._shared_changed = False
         self._at_marker = False  # the last pulled item is a marker
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
-        self._at_once = not self.num_workers and self._tolerance is None
+        self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
         self._warned = False
         self._window = DeliveryWindow(in_order)
         # Where the source is, compared by identity; None while it is read, because it may raise.
@@ -283,12 +283,20 @@ class ParallelMapper(Node[T]):
         self._window.restart(self._window.base, self._window.ahead)
         self.source.shutdown()
 
-    def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
-        self.source._was_read(self._source_ns)
-        return super().statistics(elapsed_s, items)
+    def _transformed(self, item: Any) -> Any:
+        """What a `Batcher` or a `Sharder` downstream gets, which reads the source itself. Only without workers."""
+        if isinstance(item, EndOfEpoch):
+            return item
+        began = now()
+        value = self.executor.run_inline(item, began)
+        self.executor.count(item)
+        self._own_ns += now() - began
+        return value
 
     def _was_read(self, ns: int) -> None:
-        self._read_ns = ns
+        super()._was_read(ns)
+        if self._source_ns:
+            self.source._was_read(self._source_ns)
 
     def _items_read(self, items: int) -> int:
         return self.executor.tasks + self._window.under_way
@@ -404,11 +412,10 @@ class ParallelMapper(Node[T]):
             if not is_own_error(exc):
                 raise
             # This needs an entry, with a finished job: `next` raises and counts its error, as it does for a worker's.
-            job = Job(item)
-            job.error, job.done = exc, True
             self._at = place
-            window.push(Entry(None, job, place))
+            window.push(Entry(None, Job(item, exc), place))
             return _HELD
+        executor.count(item)
         self._at = window.base = place  # the last step: see the top of this file
         return value
 
@@ -441,6 +448,33 @@ class ParallelMapper(Node[T]):
                 f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on that rank, but "
                 f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
             )
+
+
+@final
+class Mapper(ParallelMapper[T]):
+    """A `ParallelMapper` without workers: apply ``map_fn`` to each item of ``source`` in the caller's thread.
+
+    Args:
+        source: Yields the items.
+        map_fn: A `Fetch`, or any callable of one value. Never called for a marker.
+        seed: Seeds the samples' random numbers; default: the seed of the order.
+        seed_global_rngs: See `ParallelMapper`.
+    """
+
+    __module__ = "penstock.nodes"
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        map_fn: Callable[[Any], T],
+        *,
+        seed: int | None = None,
+        seed_global_rngs: bool | Literal["always"] = True,
+    ) -> None:
+        super().__init__(source, map_fn, 0, seed=seed, seed_global_rngs=seed_global_rngs)
+
+    def details(self) -> dict[str, Any]:
+        return {"map_fn": self.map_fn}
 
 
 _HELD = object()

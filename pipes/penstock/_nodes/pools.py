@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from penstock._arguments import seconds, whole_number
-from penstock._workers.inline_pool import InlinePool
 from penstock._workers.meter import traced
 
 if TYPE_CHECKING:
@@ -110,14 +109,12 @@ def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: in
 
     Args:
         options: The user's settings; ``options.method`` decides.
-        inline: The work. Workers get ``inline.seeded``; without workers, the caller's thread calls ``inline`` itself.
-        workers: Workers at first; 0 for none.
+        inline: The work. Workers get ``inline.seeded``.
+        workers: Workers at first, at least 1.
         most: Upper limit for the number of workers.
         allocate: Memory for the results of work in this process.
         place: The place of the thread that waits for worker threads; see `DrawWatch`.
     """
-    if not workers:
-        return InlinePool(inline, allocate, inline.meter)
     if options.method == "thread":
         from penstock._workers.thread_pool import ThreadPool
 
