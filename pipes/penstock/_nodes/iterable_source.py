@@ -23,7 +23,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._errors import GraphError, Once, StateError, StateMismatch
 from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
@@ -162,8 +162,7 @@ class IterableSource(FirstNode[Indices]):
         self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown
         self._resumed = False  # this epoch was resumed from a state of the iterable
-        self._said = False
-        self._mislead = False  # we have warned that its __len__ is wrong
+        self._once = Once()
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
@@ -309,8 +308,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _compare_length(self) -> None:
         items = self.claimed(self._epoch)
-        if items not in (None, self._position) and not self._mislead:
-            self._mislead = True
+        if items not in (None, self._position) and self._once("length"):
             warnings.warn(
                 f"{type(self.iterable).__name__} has a length of {items}, but epoch {self._epoch} had {self._position} items. Every item was delivered, but "
                 f"len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
@@ -376,8 +374,7 @@ class IterableSource(FirstNode[Indices]):
         """Read to the ends of the epochs before ``epoch``, from ``after`` on, and drop the items."""
         begin, position = (0, 0) if after is None else (after["epoch"], after["position"])
         ended = after is not None and after["ended"]
-        if not self._said:
-            self._said = True
+        if self._once("replay"):
             log.warning(
                 "%s has a state but no set_epoch, so reaching the start of epoch %d means reading from epoch %d on and dropping those items. Give it a set_epoch, or "
                 "(if it is endless) pass infinite=True.",

@@ -18,7 +18,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
-from penstock._errors import GraphError, StateError, StateMismatch, is_own_error
+from penstock._errors import GraphError, Once, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.shared_values import SharedValues
@@ -146,16 +146,16 @@ class ParallelMapper(Node[T]):
         self.map_fn = map_fn
         self.in_order = in_order
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
-        self.executor.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
+        first = index_of(self.source).first
+        self.executor.generators.leave(sampler=getattr(first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
-        self._init = worker_init_fn
-        self._shared: SharedValues | None = None  # found when an epoch is first begun ahead of the loop
-        self._shared_before: dict[str, bytes] | None = None  # the values when it was begun; None if none was
+        roots = {"iterable": getattr(first, "iterable", None), **self.executor.generators.roots, "worker_init_fn": worker_init_fn}
+        self._shared = SharedValues(roots, "iterable" if first.watched else None)
         self._shared_changed = False
         self._at_marker = False  # the last pulled item is a marker
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
-        self._warned = False
+        self._once = Once()
         self._window = DeliveryWindow(in_order)
         # Where the source is, compared by identity; None while it is read, because it may raise.
         self._at: State | None = None
@@ -183,15 +183,15 @@ class ParallelMapper(Node[T]):
             self._check_rank(initial_state)
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
         world_size = ranks_of(self)[1]
-        if not self.in_order and not self._warned and world_size > 1:
-            self._warned = True
+        if not self.in_order and world_size > 1 and self._once("in_order"):
             _logger.warning(
                 "in_order=False: the state of a rank loads on that rank only. Save the states of all ranks, or use in_order=True."
             )
         self.executor.start(world_size)
         self.source.reset(initial_state)
         self._at = self.source.get_state()
-        self._shared_before, self._at_marker = None, False
+        self._shared.forget()
+        self._at_marker = False
         self._window.restart(self._at, delivered)
 
     def next(self) -> T:
@@ -263,8 +263,7 @@ class ParallelMapper(Node[T]):
         return not self._shared_changed and not tells_ahead and self.source.runs_ahead
 
     def begin(self, place: State) -> bool:
-        before, self._shared_before = self._shared_before, None
-        if not before or self._shared is None or (path := self._shared.changed(before)) is None:
+        if (path := self._shared.changed()) is None:
             return True
         self._shared_changed = True
         _logger.warning(
@@ -329,7 +328,8 @@ class ParallelMapper(Node[T]):
                     one.read(source, began, ended)
                 place = source.get_state()
                 if isinstance(item, EndOfEpoch):
-                    self._at_marker, self._shared_before = True, None
+                    self._at_marker = True
+                    self._shared.forget()
                     entry = Entry(item, None, place)
                 else:
                     if self._at_marker:
@@ -353,16 +353,12 @@ class ParallelMapper(Node[T]):
 
     def _values_before(self) -> dict[str, bytes] | None:
         """The shared values before the first item of an epoch is pulled, perhaps before the loop asks for it. None if it is not."""
-        if not self.num_workers and not reads_ahead():
-            return None
-        if self._shared is None:
-            self._shared = SharedValues(self.map_fn, getattr([*self.chain()][-1], "iterable", None), self._init)
-        return self._shared.read()
+        return self._shared.read() if self.num_workers or reads_ahead() else None
 
     def _began(self, before: dict[str, bytes] | None) -> None:
         """That item was pulled, and no worker has seen it yet."""
-        if before is not None and self._shared is not None:
-            self._shared_before = self._shared.begun(before, waited=not reads_ahead())
+        if before is not None:
+            self._shared.begin(before, waited=not reads_ahead())
         self._at_marker = False
 
     def _go_to(self, place: State) -> None:
@@ -401,7 +397,8 @@ class ParallelMapper(Node[T]):
             return _HELD
         place = source.get_state()
         if isinstance(item, EndOfEpoch):
-            self._at_marker, self._shared_before = True, None
+            self._at_marker = True
+            self._shared.forget()
             self._at = window.base = place
             return item
         if self._at_marker:

@@ -120,23 +120,29 @@ def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: in
 
         return ThreadPool(inline.seeded, workers, most=most, allocate=allocate, place=place)
 
-    factor = options.prefetch_factor
-    max_restarts = max(8, 2 * most) if options.max_restarts is None else options.max_restarts
-    shared: dict[str, Any] = {
-        "most": most,
-        "queue_size": factor or options.kind.ahead,
-        "max_restarts": max_restarts,
-        "seed": inline.seeded.seed,
-    }
+    from penstock._workers.processes.protocol import Setup
+
     init: Any = options.worker_init_fn
+    if options.method == "process":
+        for one in traced:
+            init = one.in_worker(init)
+    setup = Setup(inline.seeded, most, inline.seeded.seed, init)
+    factor, ahead = options.prefetch_factor, options.kind.ahead
+    max_restarts = max(8, 2 * most) if options.max_restarts is None else options.max_restarts
     if options.method == "ray":
         from penstock._workers.ray_pool import RayPool
 
-        return RayPool(inline.seeded, workers, ray_options=options.ray_options, allocate=allocate, worker_init_fn=init, **shared)
+        ray_options = options.ray_options
+        return RayPool(setup, workers, queue_size=factor or ahead, max_restarts=max_restarts, ray_options=ray_options, allocate=allocate)
 
     from penstock._workers.process_pool import ProcessPool
 
-    for one in traced:
-        init = one.in_worker(init)
-    refill_at, context = None if factor else options.kind.ahead // 2, options.multiprocessing_context
-    return ProcessPool(inline.seeded, workers, refill_at=refill_at, multiprocessing_context=context, worker_init_fn=init, **shared)
+    refill_at, context = None if factor else ahead // 2, options.multiprocessing_context
+    return ProcessPool(
+        setup,
+        workers,
+        queue_size=factor or ahead,
+        refill_at=refill_at,
+        max_restarts=max_restarts,
+        multiprocessing_context=context,
+    )
