@@ -46,19 +46,13 @@ class FetchTask(Task):
     """
 
     def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
-        once = isinstance(
-            fetch.dataset, IdentityDataset
-        )  # a transform may have modified the item, so it must not receive it again; see `GlobalSeeding`
+        # A transform may have modified an item, so it must not receive it again; see `GlobalSeeding`.
+        once = isinstance(fetch.dataset, IdentityDataset)
         super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
-        self.dataset = (
-            None
-            if isinstance(fetch.dataset, IdentityDataset)
-            else fetch.dataset.dataset
-            if isinstance(fetch.dataset, PackView)
-            else fetch.dataset
-        )
-        transform = fetch.dataset.transform if isinstance(fetch.dataset, PackView) else fetch.transform
+        self.dataset, transform = None if once else fetch.dataset, fetch.transform
+        if isinstance(fetch.dataset, PackView):
+            self.dataset, transform = fetch.dataset.dataset, fetch.dataset.transform
         roots = {"dataset": self.dataset, "transform": transform, "collate_fn": fetch.collate_fn, "on_error": on_error}
         self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
         self._again = not once
@@ -182,10 +176,7 @@ class FetchTask(Task):
                     batch = fetch.begin(len(indices), allocate)
                     return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row)
                 current.set(None)
-                if fetch.meter is not None:
-                    return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
-                self._seed_collate(fetch, task)
-                return fetch.batch_of(fetched, allocate)
+                return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
         return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, current_row)
 
     def _batch(self, task: Indices, allocate: Allocate) -> Any:

@@ -145,6 +145,7 @@ class ParallelMapper(Node[T]):
         self._seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
         self.in_order = in_order
+        self._options = options
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
         first = index_of(self.source).first
         self.executor.generators.leave(sampler=getattr(first, "sampler", None))
@@ -172,8 +173,8 @@ class ParallelMapper(Node[T]):
         return {"sample_seed": self._seed}
 
     def details(self) -> dict[str, Any]:
-        method = {"method": self.executor.method} if self.num_workers else {}
-        auto = {"auto": True} if self.executor.auto is not None else {}
+        method = {"method": self._options.method} if self.num_workers else {}
+        auto = {"auto": True} if self._options.is_auto else {}
         return {"map_fn": self.map_fn, "num_workers": self.num_workers, **auto, **method, "in_order": self.in_order}
 
     def reset(self, initial_state: State | None = None) -> None:
