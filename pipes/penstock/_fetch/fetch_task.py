@@ -176,7 +176,10 @@ class FetchTask(Task):
                     batch = fetch.begin(len(indices), allocate)
                     return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row)
                 current.set(None)
-                return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
+                if fetch.meter is not None:
+                    return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
+                self._seed_collate(fetch, task)
+                return fetch.batch_of(fetched, allocate)
         return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, current_row)
 
     def _batch(self, task: Indices, allocate: Allocate) -> Any:

@@ -171,12 +171,13 @@ class FromDataset(DataLoaderWords):
         check_together(facts, asked, shares)
 
         default: Callable[[Any], Any] = default_collate if batch_size is not None else default_convert
-        in_place = collate_fn is None or (
-            collate_fn is default and not facts.has_getitems
-        )  # which may return what only torch's function takes for samples
+        # A __getitems__ may return what only torch's function takes for samples.
+        in_place = collate_fn is None or (collate_fn is default and not facts.has_getitems)
         map_fn = _map_fn(facts, groups, batch_size, None if in_place else collate_fn, transform)
         runs_user_code = facts.read != "forward" or not in_place or transform is not None or has_registered()
+
         source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
+
         root, mapper = _graph_of(
             _dealt(source, shares),
             map_fn,
@@ -199,6 +200,7 @@ class FromDataset(DataLoaderWords):
             ray_options=ray_options,
         )
         mapper.executor.generators.leave(generator=generator)
+
         loader: Any = cast("Any", cls)(root, infinite=infinite)
         loader._words = {
             "dataset": dataset,

@@ -197,7 +197,8 @@ class Executor:
         Args:
             under_way: Items in progress.
         """
-        self.crew.resize(self._pool, self._wait_ns)
+        if self.crew.auto is not None:
+            self.crew.resize(self._pool, self._wait_ns)
         if self._blocked is None or self._blocked.changed is None:
             return self.crew.depth
         if self._draws is not None and not under_way:
@@ -211,7 +212,7 @@ class Executor:
             item: From the source.
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the time of a few samples.
         """
-        if not self.num_workers:
+        if not self.crew.number:
             made = Job(item)
             try:
                 made.value, made.done = self.run_inline(item, now()), True
@@ -222,7 +223,7 @@ class Executor:
             return made
         work = self._work
         try:
-            if self.num_workers > 1 and isinstance(work, FetchTask):
+            if self.crew.number > 1 and isinstance(work, FetchTask):
                 if self._owners is not None and isinstance(item, Indices):
                     rows = self._owners.rows(item)
                     if item.is_batch and (len(rows) > 1 or (rows and work.collates_itself)):
@@ -249,7 +250,8 @@ class Executor:
 
     def result(self, job: Job | SplitJob) -> Any:
         """The value of ``job``, which is done, or its error."""
-        self.count(job.task)
+        self.tasks += 1  # `count`, inlined
+        self.samples += samples_of(job.task)
         return job.result()
 
     def count(self, item: Any) -> None:
@@ -264,7 +266,7 @@ class Executor:
         if self._draws is not None and self._blocked is not None and self._blocked.changed is not None:
             self._draws.judge()
             return 0
-        return self.crew.depth + 1 if self.num_workers else 0
+        return self.crew.depth + 1 if self.crew.number else 0
 
     def epoch_ended(self) -> None:
         """The end-of-epoch marker is delivered."""

@@ -413,7 +413,8 @@ class ParallelMapper(Node[T]):
             self._at = place
             window.push(Entry(None, Job(item, exc), place))
             return _HELD
-        executor.count(item)
+        executor.tasks += 1  # `Executor.count`, inlined
+        executor.samples += samples_of(item)
         self._at = window.base = place  # the last step: see the top of this file
         return value
 
@@ -422,7 +423,7 @@ class ParallelMapper(Node[T]):
         candidates, executor = self._window.candidates(), self.executor
         if not candidates:
             raise StopIteration
-        if executor.num_workers and not executor.tasks % _LOOK:
+        if executor.crew.number and not executor.tasks % _LOOK:
             self._looks += 1
             self._ready += self._window.ready()
         while True:
