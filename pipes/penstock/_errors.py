@@ -65,14 +65,21 @@ def _code(handler: object) -> object:
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
-_asked: set[tuple[str, ...]] = set()
+class Once:
+    """Tells the first call with some arguments from later ones, for messages that are said once: by an object that has one, or by this process."""
+
+    def __init__(self) -> None:
+        self.said: set[tuple[object, ...]] = set()
+
+    def __call__(self, *what: object) -> bool:
+        """Whether this is the first call with these arguments."""
+        new = what not in self.said
+        self.said.add(what)
+        return new
 
 
-def first_time(*what: str) -> bool:
-    """Whether this is the first call with these arguments in this process, for messages that are logged once."""
-    new = what not in _asked
-    _asked.add(what)
-    return new
+first_time = Once()
+"""In this process."""
 
 
 class PenstockError(Exception):

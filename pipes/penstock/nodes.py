@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock._fetch.dataset_facts import DatasetLike as DatasetLike
     from penstock._fetch.error_policy import OnError as OnError
     from penstock._fetch.fetch import Fetch as Fetch
     from penstock._fetch.indices import Indices as Indices
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from penstock._nodes.index_node import FirstNode as FirstNode
     from penstock._nodes.index_node import IndexNode as IndexNode
     from penstock._nodes.iterable_source import IterableSource as IterableSource
-    from penstock._nodes.mapper import Mapper as Mapper
     from penstock._nodes.node import EndOfEpoch as EndOfEpoch
     from penstock._nodes.node import Node as Node
+    from penstock._nodes.parallel_mapper import Mapper as Mapper
     from penstock._nodes.parallel_mapper import ParallelMapper as ParallelMapper
     from penstock._nodes.pin_memory import PinMemory as PinMemory
     from penstock._nodes.prefetcher import Prefetcher as Prefetcher
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batcher",
     "Cycler",
+    "DatasetLike",
     "EndOfEpoch",
     "Facts",
     "Fetch",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "DatasetLike": "_fetch.dataset_facts",
     "OnError": "_fetch.error_policy",
     "Fetch": "_fetch.fetch",
     "Indices": "_fetch.indices",
@@ -63,7 +66,7 @@ _HOME_OF = {
     "FirstNode": "_nodes.index_node",
     "IndexNode": "_nodes.index_node",
     "IterableSource": "_nodes.iterable_source",
-    "Mapper": "_nodes.mapper",
+    "Mapper": "_nodes.parallel_mapper",
     "EndOfEpoch": "_nodes.node",
     "Node": "_nodes.node",
     "ParallelMapper": "_nodes.parallel_mapper",

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from penstock import GraphError, Loader
-from penstock._loader import dataloader_words
+from penstock._errors import first_time
 from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Sampler
 from penstock.orders import SequentialOrder
 
@@ -69,7 +69,7 @@ def test_positional_arguments_mean_the_same():
 
 
 def test_what_means_nothing_is_told_once(caplog):
-    dataloader_words.say_once.cache_clear()
+    first_time.said.clear()
     for _ in range(2):
         Loader.from_dataset(Numbers(), persistent_workers=False, pin_memory_device="cuda")
     messages = [record.getMessage() for record in caplog.records]

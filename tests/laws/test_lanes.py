@@ -463,7 +463,7 @@ def test_what_cannot_be_right_with_a_stream_is_refused():
     with pytest.raises(penstock.GraphError, match="in_order=True"):
         Loader.from_dataset(data(), in_order=False)
     with pytest.raises(penstock.GraphError, match="restart_on_stop_iteration=False"):
-        Loader.from_dataset(data(), restart_on_stop_iteration=False)
+        Loader(Loader.from_dataset(data()).root, restart_on_stop_iteration=False)
     with pytest.raises(penstock.GraphError, match="tail='drop'"):
         next(iter(Loader.from_dataset(data(), tail="pad", rank=0, world_size=2)))
     with pytest.raises(penstock.GraphError, match="the ranks would begin at different places"):  # seen: ranks 0 and 2 of 4, left early

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torchdata.nodes
+from epochs import restarting
 from fuzz import fuzzed
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -155,7 +156,7 @@ class AgainstAList(RuleBasedStateMachine):
         kind = data.draw(st.sampled_from(sorted(kinds)))
         self.restart, self.infinite, self.is_sized = restart, infinite, kind in self.sized
         self.epochs, self.states = straight(kinds[kind])
-        self.loader = kinds[kind](infinite=infinite, restart_on_stop_iteration=restart)
+        self.loader = restarting(kinds[kind](infinite=infinite), restart)
         self.iterator: Any = None
         self.at = (0, 0)
         self.loaded = False

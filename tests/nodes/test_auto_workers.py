@@ -240,7 +240,7 @@ def test_memory_bounds_it(words: dict[str, int], free: int, workers: int, monkey
     monkeypatch.setattr(auto_workers, "cores", lambda: 16.0)
     with Loader(ParallelMapper(loader().root.source, ten_megabytes, "auto", **words)) as auto:
         some(iter(auto), 2)
-        assert auto.root.executor.auto._bound(auto.root.executor._pool) == (workers, "half of the free memory")
+        assert auto.root.executor.crew.auto._bound(auto.root.executor._pool) == (workers, "half of the free memory")
 
 
 def ten_megabytes(values: list[int]) -> torch.Tensor:

@@ -133,7 +133,7 @@ def test_each_rank_divides_its_own_lanes(world_size: int, lanes: int, busy: int)
 
 @pytest.mark.parametrize("lanes", [None, True, 0, -4, 2.0, "4", [1, 2]])
 def test_what_is_no_number_of_lanes_is_ignored(lanes: Any) -> None:
-    assert Fetch(Lanes(lanes)).lanes is None
+    assert Fetch(Lanes(lanes)).facts.lanes is None
 
 
 def test_threads_share_what_they_read_so_nothing_changes() -> None:
@@ -288,9 +288,9 @@ def test_buckets_over_counted_shards_have_no_owners(tmp_path: Path) -> None:
     """They take records from all over, so the log says that every worker reads all. Seen to fail: a batch was split by what was no lane."""
     data = penstock.Shards(8, Logged(tmp_path, 10), counts=[10] * 8)
     with Loader.from_dataset(data, batch_size=4, shuffle=True):
-        assert Fetch(data).cuts == 2
+        assert Fetch(data).facts.cuts == 2
     with Loader.from_dataset(data, shuffle=True, groups=penstock.Buckets([1] * 80, 8)):
-        assert Fetch(data).cuts is None
+        assert Fetch(data).facts.cuts is None
 
 
 class Logged:

@@ -50,6 +50,8 @@ def test_a_mapper_may_stand_below_a_batcher():
     assert list(islice(node, 4)) == [[10, 30], [50, 0], EndOfEpoch(0), [10, 30]]
     loader = Loader(Batcher(Mapper(torchdata.nodes.IterableWrapper(range(7)), lambda value: 2 * value), 3))
     assert list(loader) == [[0, 2, 4], [6, 8, 10], [12]]
+    node = Batcher(Sharder(Cycler(ParallelMapper(Sampler(SequentialOrder(5)), str, 0)), 0, 1), 2)
+    assert list(islice(node, 4)) == [["0", "1"], ["2", "3"], ["4"], EndOfEpoch(0)]
 
 
 def test_ctrl_c_loses_no_item_inline():

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import inspect
 import io
+import itertools
 import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 Graph = dict[str, set[str]]
 DOORS = ("nodes", "orders", "statistics")
+ONLY_A_TYPE = ("_loader.canonical_graph", "_loader.loader")  # what `Loader.from_dataset` returns: no arrow
 
 
 def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -51,7 +55,10 @@ def name_of(file: Path, package: Path) -> str:
 def files_of(package: Path) -> Graph:
     """Which file imports which."""
     files = {name_of(file, package): file for file in package.rglob("*.py")}
-    return {name: {target for target in _targets(file, name, files) if target != name} for name, file in files.items()}
+    return {
+        name: {target for target in _targets(file, name, files) if target != name and (name, target) != ONLY_A_TYPE}
+        for name, file in files.items()
+    }
 
 
 def boxes_of(files: Graph) -> Graph:
@@ -106,6 +113,60 @@ def _lines(source: str) -> int:
             case ast.Expr(value=ast.Constant(value=str())):
                 lines -= {*range(node.lineno, node.end_lineno + 1)}
     return len(lines)
+
+
+class Walk:
+    """The functions of a package that are given one object in this thread, each once, in the order of their first call.
+
+    A *stay* is such a function: one of its arguments is the object, or a tuple or a dict that has it; ``self`` and what it keeps do not count.
+    A *climb* is a stay on a higher floor than the one before it.
+    """
+
+    def __init__(self, one: Any, package: Path) -> None:
+        self._one = one
+        self._package = package
+        self.stays: dict[tuple[str, str], int] = {}  # file and function: its floor
+
+    def __enter__(self) -> Self:
+        self._floors = floors(boxes_of(files_of(self._package)))
+        self._names: dict[str, str | None] = {}
+        sys.setprofile(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    @property
+    def climbs(self) -> int:
+        levels = list(self.stays.values())
+        return sum(one < other for one, other in itertools.pairwise(levels))
+
+    def __str__(self) -> str:
+        lines = [f"{level}  {file}: {function}" for (file, function), level in self.stays.items()]
+        return "\n".join([*lines, f"{len(self.stays)} stays, {self.climbs} climbs"])
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or (file := self._file(frame.f_code.co_filename)) is None:
+            return
+        code = frame.f_code
+        given = (
+            code.co_argcount
+            + code.co_kwonlyargcount
+            + bool(code.co_flags & inspect.CO_VARARGS)
+            + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        )
+        values = [frame.f_locals.get(name) for name in code.co_varnames[:given] if name != "self"]
+        values += [
+            part for value in values if isinstance(value, tuple | dict) for part in (value.values() if isinstance(value, dict) else value)
+        ]
+        if any(value is self._one for value in values):
+            self.stays.setdefault((file, code.co_qualname), self._floors[_box(file)])
+
+    def _file(self, path: str) -> str | None:
+        if path not in self._names:
+            inside = Path(path).is_relative_to(self._package)
+            self._names[path] = name_of(Path(path), self._package) if inside else None
+        return self._names[path]
 
 
 def _targets(file: Path, name: str, files: dict[str, Path]) -> Iterator[str]:

@@ -11,12 +11,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from tests.project import house
 from tests.project.house import boxes_of, circles, code_of, files_of, floors, imports, name_of
+from torch.utils.data import IterableDataset, Subset
 
 import penstock
+from penstock.nodes import DatasetLike
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +85,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "tqdm": "_streams.progress",
     "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker _command.index",
 }
-FOR_ALL = {"numpy", "torch"}
+FOR_ALL = {"numpy", "torch", "typing_extensions"}  # torch brings the last one, which only type checkers read here
 ALIASES = {"OnError", "Tail"}  # types made of others, which know no name of their own
 DOORS = (penstock, penstock.nodes, penstock.orders, penstock.statistics)
 
@@ -171,6 +175,63 @@ def test_the_house_is_small() -> None:
     assert len(boxes) <= 19
     assert max(floors(boxes).values()) <= 8
     assert sum(code_of(PACKAGE).values()) <= CODE
+
+
+class Squares:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index**2
+
+
+class Told(Squares):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(8)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (Squares(), {"num_workers": 2, "method": "thread"}),
+        (Subset(Squares(), range(8)), {"num_workers": 2, "method": "thread"}),
+        (Told(), {}),
+        (Stream(), {"num_workers": 2, "method": "thread"}),
+        (penstock.Mix({"a": Squares(), "b": Squares()}, {"a": 1, "b": 1}), {}),
+        ([torch.arange(3)] * 8, {"groups": penstock.Packs([3] * 8, 6)}),
+    ],
+    ids=["map-style", "subset", "told", "stream", "mix", "packs"],
+)
+def test_a_dataset_makes_few_stays(dataset: Any, words: dict[str, Any]) -> None:
+    """From the constructor through one epoch. Prints the walk if it is too long. Seen to fail: with ``has_getitems``, ``is_arrays`` and
+    ``epoch_aware`` asked by `Fetch` and its task, and the shared values looked for by the nodes."""
+    with house.Walk(dataset, PACKAGE) as walk, penstock.Loader.from_dataset(dataset, batch_size=4, **words) as loader:
+        assert len(list(loader)) > 0
+    assert len(walk.stays) > 5, str(walk)
+    assert len(walk.stays) <= 16 + 4 * isinstance(dataset, Told), str(walk)  # its ``set_epoch`` is called, and calls of it are heard
+    assert walk.climbs <= 1, str(walk)
+
+
+def test_what_a_dataset_may_have_is_asked_in_one_file() -> None:
+    """And stands in `DatasetLike`. Samplers have some of these names too. Seen to fail: `SharedValues` that looked for a ``set_epoch`` itself."""
+    names = {name for name in {*vars(DatasetLike), *DatasetLike.__annotations__} if not name.startswith("_") or name in ("__getitems__",)}
+    found: dict[str, set[str]] = {}
+    for file in [file for room in ("_fetch", "_loader", "_nodes", "_workers") for file in (PACKAGE / room).rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]) if name in names:
+                    found.setdefault(name_of(file, PACKAGE), set()).add(name)
+    assert found.pop("_fetch.dataset_facts") == names - {"shard_names"}  # which `said_of` asks by a variable
+    assert found == {
+        "_fetch.array_dataset": {"__getitems__"},  # an override of one of torch's classes
+        "_fetch.epoch_calls": {"set_epoch"},  # anything that the user may tell an epoch
+        "_nodes.sampler_traits": {"set_epoch"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ mypy: nothing there depends on their types, and reading them takes ten times as 
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import os
@@ -63,47 +62,6 @@ def test_pyright_agrees(tmp_path: Path) -> None:
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     assert told["summary"]["filesAnalyzed"] == 1
     assert [(one["range"]["start"]["line"] + 1, one["message"]) for one in told["generalDiagnostics"]] == []
-
-
-def parameters(function: ast.FunctionDef) -> dict[str, tuple[str, str | None]]:
-    """The annotation and the default of each, but for ``cls``."""
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + [*given.defaults, *given.kw_defaults]
-    found = {
-        one.arg: (ast.unparse(one.annotation), None if default is None else ast.unparse(default))
-        for one, default in zip([*positional, *given.kwonlyargs], defaults, strict=True)
-        if one.annotation
-    }
-    assert not given.vararg
-    return found
-
-
-def functions(module: str, owner: str, name: str) -> list[ast.FunctionDef]:
-    tree = ast.parse((PLACE / "penstock" / module).read_text())
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
-    return [node for node in ast.walk(found) if isinstance(node, ast.FunctionDef) and node.name == name and not node.args.vararg]
-
-
-def test_the_overloads_of_from_dataset_have_its_arguments() -> None:
-    """An editor shows the overloads, and what runs is another function. Seen to fail: an argument, a default and a type that stood in one of the two."""
-    (runs,) = functions("_loader/canonical_graph.py", "FromDataset", "from_dataset")
-    keywords = {one.arg for one in runs.args.kwonlyargs}
-    expected = parameters(runs)
-    overloads = functions("_loader/loader.py", "Loader", "from_dataset")
-    assert [ast.unparse(overload.returns or ast.Constant(None)) for overload in overloads] == ["Loader[Any]", "Loader[U]"]
-    for overload, collate_fn in zip(overloads, (("None", "None"), ("Callable[[Any], U]", "...")), strict=True):
-        positional = {name: said for name, said in expected.items() if name not in keywords}
-        assert parameters(overload) == {**positional, "collate_fn": collate_fn}
-        assert overload.args.kwarg
-        assert ast.unparse(overload.args.kwarg.annotation) == "Unpack[Options]"
-    (options,) = (
-        node
-        for node in ast.parse((PLACE / "penstock/_loader/canonical_graph.py").read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == "Options"
-    )
-    told = {ast.unparse(one.target): ast.unparse(one.annotation) for one in options.body if isinstance(one, ast.AnnAssign)}
-    assert told == {name: said[0] for name, said in expected.items() if name in keywords}
 
 
 def explanations(function: Any) -> dict[str, str]:

@@ -387,7 +387,7 @@ def test_a_step_must_not_draw_from_the_global_generators(draw) -> None:
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_reads_may_draw_from_the_global_generators(draw, caplog, monkeypatch) -> None:
     """A client of a network does, for its pauses. Seen to fail: taken for a draw of the steps."""
-    monkeypatch.setattr("penstock._errors._asked", set())
+    monkeypatch.setattr("penstock._errors.first_time.said", set())
     np.random.seed(0)
     for _ in range(2):
         outputs = run((record for record in range(30) if draw() < 2), Filter(is_odd), Shuffle(4))

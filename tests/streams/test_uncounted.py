@@ -386,7 +386,6 @@ REFUSED = {
     "batch_size": {"batch_size": -1},
     "num_workers": {"num_workers": -1},
     "in_order": {"in_order": False},
-    "restart": {"restart_on_stop_iteration": False},
     "device": {"device": "nowhere"},
 }
 

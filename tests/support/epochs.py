@@ -10,8 +10,14 @@ from penstock.testing import Tagged
 N, B = 10, 3
 
 
-def loader(**options: Any) -> Loader[Any]:
-    return Loader.from_dataset(Tagged(N), **{"batch_size": B, **options})
+def loader(restart_on_stop_iteration: bool | None = None, **options: Any) -> Loader[Any]:
+    batches = Loader.from_dataset(Tagged(N), **{"batch_size": B, **options})
+    return batches if restart_on_stop_iteration is None else restarting(batches, restart_on_stop_iteration)
+
+
+def restarting(batches: Loader[Any], restart: bool | None) -> Loader[Any]:
+    """A loader of the same graph that resumes a finished epoch as ``restart_on_stop_iteration`` says."""
+    return Loader(batches.root, infinite=batches.infinite, restart_on_stop_iteration=restart)
 
 
 def resumed(state: dict[str, Any], **options: Any) -> Loader[Any]:

@@ -20,6 +20,7 @@ from penstock import Loader
 from penstock._errors import WorkerDied
 from penstock._workers.forking import ATTEMPTS, until_up
 from penstock._workers.process_pool import ProcessPool
+from penstock._workers.processes.protocol import Setup
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def test_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
     """
     with beside(act):
         for task in range(4):
-            pool = ProcessPool(Drawn(), 1)
+            pool = ProcessPool(Setup(Drawn(), 1))
             assert drawn_by(pool, task)[0] == task
             pool.shutdown()
             with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=1, method="process") as loader:
@@ -158,7 +159,7 @@ HOOKS = Hooks()
 def forks(*lives: Callable[[], None]) -> int:
     """How many processes a pool forks until one comes up that works, if they live so one after the other."""
     HOOKS.lives, HOOKS.forked = lives, 0
-    pool = ProcessPool(Drawn(), 1)
+    pool = ProcessPool(Setup(Drawn(), 1))
     try:
         assert drawn_by(pool, 3)[0] == 3
     finally:

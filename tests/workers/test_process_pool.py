@@ -33,6 +33,7 @@ from comparison import difference
 from penstock._errors import ClosedError, SampleError, WorkerDied
 from penstock._workers.pool import IDLE, Job
 from penstock._workers.process_pool import ProcessPool
+from penstock._workers.processes.protocol import Setup
 from penstock._workers.processes.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def pools() -> Iterator[Callable[..., ProcessPool]]:
     with contextlib.ExitStack() as stack:
 
         def make(workers: int = 2, *, method: str = "fork", work: Any = None, **options: Any) -> ProcessPool:
-            pool = ProcessPool(Work() if work is None else work, workers, multiprocessing_context=method, **options)
+            setup = Setup(Work() if work is None else work, workers, options.pop("seed", 0), options.pop("worker_init_fn", None))
+            pool = ProcessPool(setup, multiprocessing_context=method, **options)
             stack.callback(pool.shutdown)
             pool.start()
             return pool
@@ -849,7 +851,7 @@ def test_an_interrupt_at_any_line_of_the_start_leaves_nothing() -> None:
 
     def strike(then: str) -> bool:
         with no_leaks(20):
-            pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+            pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
             _, stopped = strikes[then](pool.start, {"start": 2, "shutdown": 2, "drop": 1}[then])
             assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
             if then == "start":
@@ -878,7 +880,7 @@ def test_a_shutdown_by_another_thread_at_any_line_of_the_start_leaves_nothing() 
     strikes, struck = Strikes(shutdown), True
     while struck:
         with no_leaks(20):
-            pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+            pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
             try:
                 _, struck = strikes(pool.start, 4)
             except ClosedError as error:

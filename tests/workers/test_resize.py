@@ -15,6 +15,7 @@ from strikes import Strikes, in_turn
 
 from penstock._workers.pool import IDLE
 from penstock._workers.process_pool import ProcessPool
+from penstock._workers.processes.protocol import Setup
 from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def make() -> Iterator[Callable[..., Pool]]:
             if kind == "thread":
                 pool = ThreadPool(Work(), workers, most=MOST)
             else:
-                pool = ProcessPool(Work(), workers, most=MOST, multiprocessing_context=kind, **options)
+                pool = ProcessPool(Setup(Work(), MOST), workers, multiprocessing_context=kind, **options)
             stack.callback(pool.shutdown)
             pool.start()
             return pool

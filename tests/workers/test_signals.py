@@ -25,6 +25,7 @@ from sessions import end_with_stacks, session
 
 from penstock._errors import WorkerDied
 from penstock._workers.process_pool import ProcessPool
+from penstock._workers.processes.protocol import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -259,7 +260,7 @@ class Work:
 
 @pytest.fixture
 def pool() -> Iterator[ProcessPool]:
-    pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+    pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
     pool.start()
     yield pool
     pool.shutdown()
@@ -309,7 +310,7 @@ def test_a_handler_of_native_code_stays(tmp_path: Path) -> None:
     """``kill -USR1`` shows the stack of a worker, as it does for the main process. Seen to fail: SIGUSR1 always ignored."""
     with (tmp_path / "stacks").open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)
-        pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+        pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
         pool.start()
         try:
             done(pool, ask_for_its_stack)
@@ -351,7 +352,7 @@ class DiesWithItsServer(Work):
 
 def test_a_worker_that_dies_in_its_start_with_the_fork_server_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody has its exit code then; `multiprocessing` says 255. Seen to fail: refused as a script without `if __name__ == "__main__":`."""
-    pool = ProcessPool(DiesWithItsServer(tmp_path / "first"), 1, multiprocessing_context="forkserver")
+    pool = ProcessPool(Setup(DiesWithItsServer(tmp_path / "first"), 1), multiprocessing_context="forkserver")
     pool.start()
     try:
         assert done(pool, os.getpid) == pool.pids[0]
@@ -366,7 +367,7 @@ def test_a_program_that_a_broken_pipe_ends_is_not_ended_by_a_dead_worker() -> No
 
     def program(_: Any) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+        pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
         pool.start()
         first = done(pool, os.getpid)
         dead = os.pidfd_open(first)

@@ -64,7 +64,8 @@ def workers_of(loader: Any) -> int:
     """How many workers the loader was given; 0 also if it determines the number itself."""
     if isinstance(loader, Loader):
         return max(
-            (node.num_workers for node in loader.root.chain() if isinstance(node, ParallelMapper) and node.executor.auto is None), default=0
+            (node.num_workers for node in loader.root.chain() if isinstance(node, ParallelMapper) and node.executor.crew.auto is None),
+            default=0,
         )
     return getattr(loader, "num_workers", 0)
 

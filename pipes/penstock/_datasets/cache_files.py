@@ -28,7 +28,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock._datasets.cache_record import FOOTER, is_record, module_of, value_at
-from penstock._fetch.fetch import SHARD_NAMES, said_of
+from penstock._fetch.dataset_facts import SHARD_NAMES, DatasetFacts
 from penstock._files.own_files import open_own
 from penstock._memory.shared_memory import create
 
@@ -248,7 +248,7 @@ def identity_of(dataset: Any, fingerprint: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise TypeError(f"fingerprint={fingerprint!r:.80} is not JSON ({error}). Use strings, numbers, lists and dicts.") from error
     name = f"{module_of(type(dataset))}.{type(dataset).__qualname__}"
-    names = said_of(dataset, SHARD_NAMES)
+    names = DatasetFacts.of(dataset).names.get(SHARD_NAMES)
     said = {"format": _FORMAT, "dataset": name, "length": len(dataset), "fingerprint": fingerprint}
     return said if names is None else {**said, SHARD_NAMES: names}
 

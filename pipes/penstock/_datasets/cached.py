@@ -18,8 +18,9 @@ from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
-from penstock._fetch.fetch import has_getitems, samples_in
-from penstock._random.order import ContinuingOrder, dataset_order
+from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.fetch import samples_in
+from penstock._random.order import ContinuingOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class Cached(Shown):
         self._path = None if path is None else os.path.abspath(path)
         self._identity = identity_of(dataset, fingerprint)
         self._length: int = self._identity["length"]
-        self._has_getitems = has_getitems(dataset)
+        self._has_getitems = DatasetFacts.of(dataset).has_getitems
         self._randomness = RandomnessCheck("Apply the random transform to what the cache returns.")
         self._files: Files | None = in_memory(self._length) if self._path is None else in_folder(self._path, self._identity)
 
@@ -89,8 +90,8 @@ class Cached(Shown):
         return self._length
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The dataset's own order; see `OrderedDataset`."""
-        order = dataset_order(self.dataset, shuffle=shuffle, seed=seed)
+        """The dataset's own order; see `DatasetLike`."""
+        order = DatasetFacts.of(self.dataset).own_order(shuffle=shuffle, seed=seed)
         if isinstance(order, ContinuingOrder):
             raise TypeError(
                 f"{type(self.dataset).__name__} is an endless stream, but this cache holds {len(self)} samples. Pass the stream itself to "

@@ -15,7 +15,6 @@ from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
 from penstock._random.lane_mix_order import InterleavedMixOrder
 from penstock._random.mix_order import MixOrder, source_seed
-from penstock._random.orders import order_of
 from penstock._streams.stream import Stream
 
 if TYPE_CHECKING:
@@ -115,9 +114,9 @@ class Mix(Shown, ConcatDataset[Any]):
         return self.tag is None and not self._streams
 
     def order(self, *, shuffle: bool, seed: int) -> MixOrder | InterleavedMixOrder:
-        """The order of the mix; see `OrderedDataset`. ``shuffle`` applies to the sources: without it, each is read from its first item to its last."""
+        """The order of the mix; see `DatasetLike`. ``shuffle`` applies to the sources: without it, each is read from its first item to its last."""
         pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
-        orders = {name: order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name)) for name, dataset in pairs}
+        orders = {name: DatasetFacts.of(dataset).order(shuffle=shuffle, seed=source_seed(seed, name)) for name, dataset in pairs}
         if not self._streams:
             return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, {name: len(dataset) for name, dataset in pairs})
         if self._epoch_size is None or isinstance(self._epoch_size, str) or self._run != 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock._fetch.dataset_facts import DatasetFacts
-from penstock._fetch.fetch import epoch_aware
 from penstock._loader.loader import Loader
 from penstock._streams.progress import Progress
 
@@ -20,7 +19,7 @@ def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
         raise TypeError(
             f"{reader} needs a dataset that can be read by index and has a length, and {facts.name} does not qualify. Pass a map-style dataset."
         ) from facts.unsized
-    if aware := epoch_aware(dataset):
+    if aware := facts.epoch_aware:
         raise ValueError(
             f"{type(aware[0]).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them only once. {remedy}"
         )

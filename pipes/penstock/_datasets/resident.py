@@ -13,11 +13,10 @@ import torch
 from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._fetch.array_dataset import ArrayDataset
-from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES, said_of
+from penstock._fetch.dataset_facts import SHARD_NAMES, SUBSET_INDICES, DatasetFacts
 from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
-from penstock._random.order import dataset_order
 from penstock._streams.sharded import close_shards
 
 if TYPE_CHECKING:
@@ -80,15 +79,16 @@ class Resident(ArrayDataset):
         finally:
             close_shards(dataset)
         super().__init__(fields, len(dataset), augment)
-        self._ordered = None if dataset_order(dataset, shuffle=False, seed=0) is None else dataset  # needed only for its order
-        self.shard_names, self.subset_indices = said_of(dataset, SHARD_NAMES), said_of(dataset, SUBSET_INDICES)
+        facts = DatasetFacts.of(dataset)
+        self._ordered = None if facts.own_order(shuffle=False, seed=0) is None else dataset  # needed only for its order
+        self.shard_names, self.subset_indices = map(facts.names.get, (SHARD_NAMES, SUBSET_INDICES))
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
         _logger.info(f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) loaded onto {where} in {took_s:.1f} s")
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The dataset's own order; see `OrderedDataset`."""
-        return dataset_order(self._ordered, shuffle=shuffle, seed=seed)
+        """The dataset's own order; see `DatasetLike`."""
+        return DatasetFacts.of(self._ordered).own_order(shuffle=shuffle, seed=seed)
 
 
 class _Transformed:

@@ -1,48 +1,151 @@
-"""DatasetFacts: what a loader needs to know about a dataset, determined once."""
+"""DatasetFacts: what a loader needs to know about a dataset. Nothing else looks for what a dataset may have.
+
+`DatasetLike` lists the names. Each question is asked once, when its answer is first needed, and `Fetch`, `IterableSource` and the workers are
+given the answers.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, final
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from penstock._fetch.array_dataset import ArrayDataset
+from penstock._arguments import Shown, checksum
+from penstock._fetch.array_dataset import ArrayDataset, is_arrays
+from penstock._fetch.self_splitting import splits_itself
+from penstock._random.order import Order
+from penstock._random.orders import SequentialOrder, ShuffledOrder
+
+if TYPE_CHECKING:
+    from penstock._statistics import CopyStatistics
+
+Read = Literal["by index", "forward", "once", "as it comes", "never"]
+
+
+class DatasetLike(Protocol):
+    """All that a dataset may have for a loader. It needs ``__getitem__`` and ``__len__``, or ``__iter__`` as an ``IterableDataset``; the rest is optional.
+
+    A dataset that wraps others in ``dataset`` or ``datasets`` (``Subset``, ``ConcatDataset``, and penstock's own) need not repeat their ``set_epoch`` and
+    ``shard_names``. Of any other wrapper only its own attributes count.
+
+    Attributes:
+        forward_lanes: The dataset is read forward in so many lanes: rows whose indices are equal modulo this number should be read by one reader, in
+            ascending order. With several worker processes, each lane then belongs to one worker: a batch is loaded by the workers that own its rows, and their
+            samples, which must be picklable, are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
+        forward_cuts: The same for rows whose positions in the epoch are equal modulo this number.
+        shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A state loads only if it is the same.
+    """
+
+    forward_lanes: int | None
+    forward_cuts: int | None
+    shard_names: str | None
+
+    def __len__(self) -> int:
+        """Number of samples. The length that an ``IterableDataset`` claims only affects ``len(loader)``."""
+        ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample."""
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        """The samples of a batch as a list; or the batch itself: a tensor, an array, or a dict or named tuple of them. None: not available."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The samples of an epoch, in their order; for data that is read from its beginning."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called before the first sample of an epoch: in each worker process, or where the data is read. Refused with worker threads."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where an iterable is. See `IterableSource`."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to where ``state_dict`` was taken. Both, or neither."""
+
+    def order(self, *, shuffle: bool, seed: int) -> Order | None:
+        """The dataset's own order, as a pure function of the arguments; None for the default order. Used unless another one is passed.
+
+        Args:
+            shuffle: Whether the user asked for a shuffle.
+            seed: Seeds everything random.
+        """
+
+    def read_by_all(self) -> None:
+        """Called by a loader that does not follow `order`: then no lane belongs to a single worker."""
+
+    def copy_statistics(self) -> CopyStatistics | None:
+        """Counts of the local copies of its files, for ``loader.statistics()``."""
+
+
+DatasetLike.__module__ = "penstock.nodes"  # in the class it would be a member of the protocol
+
+
+class DatasetView:
+    """A dataset whose samples are made from those of another, ``dataset``, which is the one that the user knows."""
+
+    dataset: Any
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What a loader needs to know about a dataset before it can read it.
+    """The answers of one dataset. Loads no sample.
+
+    Args:
+        dataset: The dataset.
+        read: How it is read, if the caller knows; see `read`.
 
     Attributes:
+        dataset: The dataset.
         name: Name of its class.
-        read: ``"by index"``; or ``"forward"``, from its beginning, for an ``IterableDataset``. Anything else is ``"once"``, an iterator; ``"as it comes"``,
-            another iterable; or ``"never"``.
-        length: Number of samples, if it is read by index and has a length. The length that a stream claims is ignored.
-        in_memory: Its samples are rows of arrays, so that there is nothing to load.
-        unsized: The error of its ``__len__``, if that raised one.
     """
 
-    name: str
-    read: Literal["by index", "forward", "once", "as it comes", "never"]
-    length: int | None
-    in_memory: bool
-    unsized: Exception | None = None
+    def __init__(self, dataset: Any, read: Read | None = None) -> None:
+        self.dataset = dataset
+        self.name = type(dataset).__name__
+        if read is not None:
+            self.read = read
 
     @classmethod
     def of(cls, dataset: Any) -> DatasetFacts:
-        """Inspects ``dataset`` without loading a sample."""
-        name = type(dataset).__name__
-        if isinstance(dataset, IterableDataset):
-            return cls(name, "forward", None, False)
-        if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
-            return cls(
-                name, "once" if isinstance(dataset, Iterator) else "as it comes" if hasattr(dataset, "__iter__") else "never", None, False
-            )
-        length, unsized = measured(dataset)
-        return cls(name, "by index", length, isinstance(dataset, ArrayDataset), unsized)
+        """The facts of ``dataset``, which may be facts already."""
+        return dataset if isinstance(dataset, DatasetFacts) else cls(dataset)
+
+    def __reduce__(self) -> Any:
+        return DatasetFacts, (self.dataset,)
+
+    @cached_property
+    def read(self) -> Read:
+        """``"by index"``, or ``"forward"``, from its beginning, for an ``IterableDataset``.
+
+        Anything else is ``"once"``, an iterator; ``"as it comes"``, another iterable; or ``"never"``.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            return "forward"
+        if self._has("__getitem__") or self._has("__getitems__"):
+            return "by index"
+        return "once" if isinstance(self.dataset, Iterator) else "as it comes" if self._has("__iter__") else "never"
+
+    @cached_property
+    def _measured(self) -> tuple[int, None] | tuple[None, Exception | None]:
+        return measured(self.dataset) if self.read == "by index" else (None, None)
+
+    @property
+    def length(self) -> int | None:
+        """Number of samples, if it is read by index and has a length. The length that a stream claims is ignored."""
+        return self._measured[0]
+
+    @property
+    def unsized(self) -> Exception | None:
+        """The error of its ``__len__``, if that raised one."""
+        return self._measured[1]
 
     def samples(self) -> int:
         """`length`.
@@ -57,6 +160,111 @@ class DatasetFacts:
             ) from self.unsized
         return self.length
 
+    @cached_property
+    def has_getitems(self) -> bool:
+        """Whether ``__getitems__`` is worth calling: that of `Subset` only loops if the inner dataset has none."""
+        inner = self.dataset
+        while isinstance(inner, Subset) and (type(inner).__getitem__, type(inner).__getitems__) == (
+            Subset.__getitem__,
+            Subset.__getitems__,
+        ):
+            inner = inner.dataset
+        return callable(getattr(inner, "__getitems__", None))
+
+    @cached_property
+    def is_arrays(self) -> bool:
+        """Whether a batch can be gathered by index operations; see `is_arrays`."""
+        return is_arrays(self.dataset)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its samples are rows of arrays, so that there is nothing to load."""
+        return isinstance(self.dataset, ArrayDataset)
+
+    def own_order(self, *, shuffle: bool, seed: int) -> Order | None:
+        """Its own order, if it has one; see `DatasetLike`. An ``order`` that is not a method, or takes other arguments, is unrelated and is ignored.
+
+        Raises:
+            TypeError: Its ``order`` method returned something else.
+        """
+        method = getattr(type(self.dataset), "order", None)
+        if not callable(method):
+            return None
+        try:
+            inspect.signature(method).bind(self.dataset, shuffle=shuffle, seed=seed)
+        except (TypeError, ValueError):
+            return None
+        order = self.dataset.order(shuffle=shuffle, seed=seed)
+        if order is not None and not isinstance(order, Order):
+            raise TypeError(
+                f"{self.name}.order(shuffle=, seed=) returned a {type(order).__name__}, but an order has __len__, indices and settings. If the method "
+                f"is unrelated to the loader, rename it."
+            )
+        return order
+
+    def order(self, *, shuffle: bool, seed: int) -> Order:
+        """Its own order, or the default order for its length."""
+        own = self.own_order(shuffle=shuffle, seed=seed)
+        return own if own is not None else ShuffledOrder(self.samples(), seed) if shuffle else SequentialOrder(self.samples())
+
+    def read_by_all(self) -> None:
+        """See `DatasetLike`."""
+        if (say := getattr(self.dataset, "read_by_all", None)) is not None:
+            say()
+
+    @property
+    def lanes(self) -> int | None:
+        """The number of lanes that the dataset itself declares, not its wrappers; None if it declares none. Settled once its order is."""
+        return _number(getattr(self.dataset, "forward_lanes", None))
+
+    @property
+    def cuts(self) -> int | None:
+        """The number of lanes per epoch, determined in the same way."""
+        return _number(getattr(self.dataset, "forward_cuts", None))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names of its shards, if it has them, and which samples its subsets have, as settings of a state."""
+        found = {name: said_of(self.dataset, name) for name in (SHARD_NAMES, SUBSET_INDICES)}
+        return {name: said for name, said in found.items() if said is not None}
+
+    @cached_property
+    def epoch_aware(self) -> list[Any]:
+        """The datasets with a ``set_epoch``: it itself, or those inside torch's own wrappers."""
+        return _epoch_aware(self.dataset)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it has a ``set_epoch`` itself."""
+        return self._has("set_epoch")
+
+    @property
+    def keeps_epoch(self) -> bool:
+        """Whether it keeps the epoch that it is told in memory of its own, so that it may not be told one ahead of the loop."""
+        return self.is_told and not any(map(_is_shared, getattr(self.dataset, "__dict__", {}).values()))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it says where it is, and goes where it is told."""
+        return is_stateful(self.dataset)
+
+    @cached_property
+    def splits_itself(self) -> str | None:
+        """Why it is known to give each rank its own share; None if there is no sign of it."""
+        return splits_itself(self.dataset)
+
+    @property
+    def copies(self) -> CopyStatistics | None:
+        """The counts of the local copies of its files; None if there are none."""
+        from penstock._statistics import CopyStatistics
+
+        ask = getattr(self.dataset, "copy_statistics", None)
+        said = ask() if callable(ask) else None
+        return said if isinstance(said, CopyStatistics) else None
+
+    def _has(self, name: str) -> bool:
+        return hasattr(self.dataset, name)
+
 
 def measured(sized: Any) -> tuple[int, None] | tuple[None, Exception]:
     """``len(sized)``; or, if it has none, the error of its ``__len__``: any error means that."""
@@ -69,3 +277,52 @@ def measured(sized: Any) -> tuple[int, None] | tuple[None, Exception]:
 def length(sized: Any) -> int | None:
     """``len(sized)``; None if it has none."""
     return measured(sized)[0]
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether ``thing``, a dataset or its iterator, has both methods of a state."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+SHARD_NAMES: Final = "shard_names"
+SUBSET_INDICES: Final = "subset_indices"
+"""The names of these dataset attributes, and of the settings."""
+
+_LOOKED_AT: Final = 1024
+"""This many indices of a subset, evenly spaced, go into its checksum, because there may be very many."""
+
+
+def said_of(dataset: Any, name: str) -> str | None:
+    """The attribute ``name`` of ``dataset``, or those of all datasets inside it, if there are any; None if no dataset has it."""
+    said = getattr(dataset, name, None)
+    if isinstance(said, str):
+        return said
+    if not isinstance(dataset, Subset | ConcatDataset | DatasetView | Shown):
+        return None
+    inside = vars(dataset)
+    found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]
+    if name == SUBSET_INDICES and isinstance(dataset, Subset):
+        with contextlib.suppress(Exception):  # a user's class that needs no indices
+            indices = dataset.indices
+            some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
+            found.append(
+                checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]).encode())
+            )
+    return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
+
+
+def _epoch_aware(dataset: Any) -> list[Any]:
+    if callable(getattr(dataset, "set_epoch", None)):
+        return [dataset]
+    inside = (
+        [dataset.dataset] if isinstance(dataset, Subset | DatasetView) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    )
+    return [found for one in inside for found in _epoch_aware(one)]
+
+
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and bool(value.is_shared())  # type: ignore[no-untyped-call]
+
+
+def _number(said: Any) -> int | None:
+    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None

@@ -68,6 +68,11 @@ def listen(one: Any) -> Heard:
     return _heard[id(one)]
 
 
+def is_told(one: Any) -> bool:
+    """Whether ``one`` is an object of a class with a ``set_epoch``."""
+    return not isinstance(one, type) and callable(getattr(type(one), "set_epoch", None))
+
+
 def tell_epoch(one: Any, epoch: int) -> None:
     """Call ``one.set_epoch(epoch)``, which is no call of the user's."""
     token = _inside.set(True)

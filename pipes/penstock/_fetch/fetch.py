@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset, default_convert
+from torch.utils.data import default_convert
 
-from penstock._arguments import Shown, checksum
-from penstock._fetch.array_dataset import gathered, is_arrays
+from penstock._arguments import Shown
+from penstock._fetch.array_dataset import gathered
 from penstock._fetch.collate import BatchBuilder, Collator
-from penstock._fetch.dataset_facts import length
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.padding import Padded
 from penstock._memory.allocation import afresh
 from penstock._workers.meter import now
@@ -34,17 +32,11 @@ class Fetch(Shown):
     Without a ``collate_fn`` each sample is written directly into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
     ``Subset`` or a ``ConcatDataset``) is read with one index operation per tensor.
 
-    A dataset may declare that it is read forward in lanes, with an attribute ``forward_lanes``, a positive ``int``: rows whose indices are equal modulo this number should
-    be read by one reader, in ascending order. With several worker processes, each lane then belongs to one worker: a batch is loaded by the workers that own
-    its rows, and their samples, which must be picklable, are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
-    ``forward_cuts`` declares the same for rows whose positions in the epoch are equal modulo this number.
-
-    A dataset may also identify the files that its indices count through, with an attribute ``shard_names``, a ``str``, such as a checksum of their names in order. A state
-    loads only if it is the same. A dataset that wraps others in ``datasets`` or ``dataset`` need not repeat their attributes.
+    `DatasetLike` lists what else a dataset may have.
 
     Args:
         dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list of their samples or
-            the batch itself: a tensor, an array, or a dict or named tuple of them.
+            the batch itself: a tensor, an array, or a dict or named tuple of them. Or ``DatasetFacts`` of one.
         collate_fn: Makes a batch from a list of samples; default: like ``torch.utils.data.default_collate``, but also for dataclasses. For a
             single index (no batching) it receives the sample itself, and the default is ``default_convert``.
         transform: Applied to each sample before collation: decoding, augmentation. Its random numbers are those of the sample.
@@ -59,11 +51,12 @@ class Fetch(Shown):
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None, transform: Callable[[Any], Any] | None = None) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of one sample, but {transform!r:.80} is not callable.")
-        self.dataset = dataset
+        self.facts = facts = DatasetFacts.of(dataset)
+        self.dataset = facts.dataset
         self.collate_fn = collate_fn
         self.transform = transform
-        self.has_getitems = has_getitems(dataset)
-        self.is_arrays = collate_fn is None and transform is None and is_arrays(dataset)
+        self.has_getitems = facts.has_getitems
+        self.is_arrays = collate_fn is None and transform is None and facts.is_arrays
         self.meter: Meter | None = None  # set on a `measured` copy
         self._collator = Collator()
 
@@ -118,16 +111,6 @@ class Fetch(Shown):
         load = partial(gathered, self.dataset)
         return load(indices, seed, allocate) if self.meter is None else self._many(load, indices, seed, allocate)
 
-    @property
-    def lanes(self) -> int | None:
-        """The number of lanes that the dataset itself declares, not its wrappers; None if it declares none."""
-        return _number(getattr(self.dataset, "forward_lanes", None))
-
-    @property
-    def cuts(self) -> int | None:
-        """The number of lanes per epoch, determined in the same way."""
-        return _number(getattr(self.dataset, "forward_cuts", None))
-
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | ListBatch:
         """An empty batch for up to ``rows`` samples."""
         return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else ListBatch(self._into(allocate))
@@ -153,13 +136,8 @@ class Fetch(Shown):
 
     def settings(self) -> dict[str, Any]:
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""
-        said: dict[str, Any] = {}
-        if (items := length(self.dataset)) is not None:
-            said["dataset_length"] = items
-        for name in (SHARD_NAMES, SUBSET_INDICES):
-            if (value := said_of(self.dataset, name)) is not None:
-                said[name] = value
-        return said
+        length = self.facts.length
+        return {**({} if length is None else {"dataset_length": length}), **self.facts.names}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_collator": Collator()}  # each worker learns the schema itself
@@ -168,12 +146,6 @@ class Fetch(Shown):
 # Pickling looks this class up by its public name. Had it to import it then, pickle would turn an interrupt into a PicklingError, and Ray's
 # cloudpickle would send the class itself.
 sys.modules["penstock"].nodes.Fetch = Fetch
-
-
-class DatasetView:
-    """A dataset whose samples are made from those of another, ``dataset``, which is the one that the user knows."""
-
-    dataset: Any
 
 
 @final
@@ -205,43 +177,6 @@ class ListBatch:
         return self._collate_fn(self._samples)
 
 
-def epoch_aware(dataset: Any) -> list[Any]:
-    """The datasets with a ``set_epoch``: ``dataset`` itself, or those inside torch's own wrappers."""
-    if callable(getattr(dataset, "set_epoch", None)):
-        return [dataset]
-    inside = (
-        [dataset.dataset] if isinstance(dataset, Subset | DatasetView) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
-    )
-    return [found for one in inside for found in epoch_aware(one)]
-
-
-SHARD_NAMES: Final = "shard_names"
-SUBSET_INDICES: Final = "subset_indices"
-"""The names of these dataset attributes, and of the settings."""
-
-_LOOKED_AT: Final = 1024
-"""This many indices of a subset, evenly spaced, go into its checksum, because there may be very many."""
-
-
-def said_of(dataset: Any, name: str) -> str | None:
-    """The attribute ``name`` of ``dataset``, or those of all datasets inside it, if there are any; None if no dataset has it."""
-    said = getattr(dataset, name, None)
-    if isinstance(said, str):
-        return said
-    if not isinstance(dataset, Subset | ConcatDataset | DatasetView | Shown):
-        return None
-    inside = vars(dataset)
-    found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]
-    if name == SUBSET_INDICES and isinstance(dataset, Subset):
-        with contextlib.suppress(Exception):  # a user's class that needs no indices
-            indices = dataset.indices
-            some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
-            found.append(
-                checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]).encode())
-            )
-    return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
-
-
 def are_samples(fetched: Any) -> bool:
     """Whether the result of a ``__getitems__`` is separate samples: a named tuple is a batch."""
     return isinstance(fetched, list) or type(fetched) is tuple
@@ -260,17 +195,3 @@ def samples_in(dataset: Any, fetched: Any, n: int, remedy: str = "or transform t
         )
     samples: Sequence[Any] = fetched
     return samples
-
-
-def has_getitems(dataset: Any) -> bool:
-    """Whether ``__getitems__`` is worth calling: that of `Subset` only loops if the inner dataset has none."""
-    while isinstance(dataset, Subset) and (type(dataset).__getitem__, type(dataset).__getitems__) == (
-        Subset.__getitem__,
-        Subset.__getitems__,
-    ):
-        dataset = dataset.dataset
-    return callable(getattr(dataset, "__getitems__", None))
-
-
-def _number(said: Any) -> int | None:
-    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import GraphError
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
-from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, epoch_aware, samples_in
+from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, samples_in
 from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
@@ -46,19 +46,13 @@ class FetchTask(Task):
     """
 
     def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
-        once = isinstance(
-            fetch.dataset, IdentityDataset
-        )  # a transform may have modified the item, so it must not receive it again; see `GlobalSeeding`
+        # A transform may have modified an item, so it must not receive it again; see `GlobalSeeding`.
+        once = isinstance(fetch.dataset, IdentityDataset)
         super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
-        self.dataset = (
-            None
-            if isinstance(fetch.dataset, IdentityDataset)
-            else fetch.dataset.dataset
-            if isinstance(fetch.dataset, PackView)
-            else fetch.dataset
-        )
-        transform = fetch.dataset.transform if isinstance(fetch.dataset, PackView) else fetch.transform
+        self.dataset, transform = None if once else fetch.dataset, fetch.transform
+        if isinstance(fetch.dataset, PackView):
+            self.dataset, transform = fetch.dataset.dataset, fetch.dataset.transform
         roots = {"dataset": self.dataset, "transform": transform, "collate_fn": fetch.collate_fn, "on_error": on_error}
         self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
         self._again = not once
@@ -66,7 +60,7 @@ class FetchTask(Task):
             self.noun = "the item"
         self.on_error = on_error
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
-        self.epoch_aware = epoch_aware(self.dataset)
+        self.epoch_aware = fetch.facts.epoch_aware
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
@@ -91,7 +85,7 @@ class FetchTask(Task):
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         fetch = self.fetch
         if isinstance(task, Part):
-            fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
+            fetch, task = Fetch(fetch.facts, _samples, fetch.transform), task.indices
         if self.trial is not None:
             fetch = watched(fetch, self.trial)
         elif meter is not None:

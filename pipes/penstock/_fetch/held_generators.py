@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from penstock._arguments import checksum
-from penstock._errors import is_own_error, suppress_own
+from penstock._errors import Once, is_own_error, suppress_own
 from penstock._fetch.held import held
 from penstock._random.global_rng import also_kept
 from penstock._random.sample_rng import sample_word
@@ -66,6 +66,7 @@ class HeldGenerators:
         on: False seeds nothing; `states` works nevertheless.
 
     Attributes:
+        roots: The user's objects.
         seeds: Whether it seeds any.
         quiet: So many batches need not call `run`.
         found: Those that are seeded.
@@ -73,10 +74,10 @@ class HeldGenerators:
 
     def __init__(self, seed: int, roots: Mapping[str, Any], on: bool) -> None:
         self._seed = seed
-        self._roots = roots
+        self.roots = roots
         self.seeds = on
         self._alone: frozenset[str] = frozenset()
-        self._said: set[str] = set()
+        self._once = Once()
         self.forget()
 
     def forget(self) -> None:
@@ -89,10 +90,10 @@ class HeldGenerators:
         self._again: set[str] = set()  # paths for which a batch was loaded again
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_seed", "_roots", "seeds", "_alone")}
+        return {name: getattr(self, name) for name in ("_seed", "roots", "seeds", "_alone")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _said=set())
+        vars(self).update(state, _once=Once())
         self.forget()
 
     def leave(self, **others: Any) -> None:
@@ -101,7 +102,7 @@ class HeldGenerators:
             return
         data = {
             id(one.value)
-            for one in held(self._roots)[0]
+            for one in held(self.roots)[0]
             if hasattr(type(one.value), "__getitem__") and type(one.value).__module__ != "builtins"
         }
         theirs = {id(one.ways.source) for one in _generators(held(others, without=data)[0])}
@@ -195,7 +196,7 @@ class HeldGenerators:
         return new
 
     def _look(self) -> tuple[Found, ...]:
-        things, cut = held(self._roots)
+        things, cut = held(self.roots)
         if cut:
             self._say(
                 "your dataset or its functions hold so many objects that not all were searched for random generators. If one draws from a generator that is deep inside, its samples "
@@ -218,8 +219,7 @@ class HeldGenerators:
         return True
 
     def _say(self, words: str) -> None:
-        if words not in self._said:
-            self._said.add(words)
+        if self._once(words):
             _logger.warning("%s", words)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
+from penstock._fetch.dataset_facts import DatasetFacts, DatasetView
 from penstock._fetch.error_policy import annotate
-from penstock._fetch.fetch import DatasetView, has_getitems, samples_in
+from penstock._fetch.fetch import samples_in
 from penstock._fetch.padding import check_fits, checked_pad
 from penstock._fetch.sample import SampleCursor, current
 
@@ -62,11 +63,12 @@ class PackView(DatasetView):
     ) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of one sample, but {transform!r:.80} is not callable.")
-        self.dataset = dataset
+        facts = DatasetFacts.of(dataset)
+        self.dataset = facts.dataset
         self.capacity = capacity
         self.pad = checked_pad("pad", pad)
         self.transform = transform
-        self._has_getitems = has_getitems(dataset)
+        self._has_getitems = facts.has_getitems
 
     def __len__(self) -> int:
         return len(self.dataset)

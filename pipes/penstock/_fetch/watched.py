@@ -6,7 +6,8 @@ import copy
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._arguments import brief
-from penstock._fetch.fetch import DatasetView, Fetch, IdentityDataset
+from penstock._fetch.dataset_facts import DatasetView
+from penstock._fetch.fetch import Fetch, IdentityDataset
 from penstock._fetch.padding import Padded
 
 if TYPE_CHECKING:

@@ -1,18 +1,21 @@
-"""Builds the standard graph from `DataLoader`'s arguments."""
+"""Builds the standard graph from `DataLoader`'s arguments, in three steps: dataset -> source -> graph -> loader.
+
+`print(loader.graph)` shows the three: the loader on the first line, then the graph from its last node on, and the source at its end.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch.utils.data import default_collate, default_convert
 
 from penstock._fetch.dataset_facts import DatasetFacts
-from penstock._fetch.fetch import Fetch, IdentityDataset, has_getitems
+from penstock._fetch.fetch import Fetch, IdentityDataset
 from penstock._fetch.torch_collate import has_registered
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
-from penstock._loader.together import check_groups, check_order, check_together, is_buckets
+from penstock._loader.together import Asked, Shares, check_order, check_together, is_buckets
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
@@ -21,60 +24,28 @@ from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sampler import Sampler
 from penstock._nodes.sharder import Sharder
-from penstock._random.order import ContinuingOrder, dataset_order
-from penstock._random.orders import order_of
+from penstock._random.order import ContinuingOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import TypeVar
 
     from penstock._fetch.error_policy import OnError
+    from penstock._loader.loader import Loader
     from penstock._nodes.tails import Tail
     from penstock._random.grouping import Buckets, Packs
     from penstock._random.order import Order
     from penstock._workers.pool import StartMethod
 
-
-class Options(TypedDict, total=False):
-    """The keyword-only arguments of `FromDataset.from_dataset`, for type checkers and editors; documented there."""
-
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
-    in_order: bool
-    order: Order | None
-    groups: Packs | Buckets | None
-    transform: Callable[[Any], Any] | None
-    seed: int | None
-    method: Literal["thread", "process", "ray"]
-    device: torch.device | str | None
-    rank: int | None
-    world_size: int | None
-    mesh: DeviceMesh | None
-    split: Literal["items", "own", "within"] | None
-    tail: Tail | None
-    plan_ahead: bool
-    seed_global_rngs: bool | Literal["always"]
-    prefetch_next_epoch: bool
-    max_restarts: int | None
-    on_error: OnError
-    max_errors: float | None
-    ray_options: Mapping[str, Any] | None
-    infinite: bool
-    restart_on_stop_iteration: bool | None
+    Batch = TypeVar("Batch", default=Any)
+    """What ``collate_fn`` makes. Nothing is claimed of what torch's default makes."""
 
 
 class FromDataset(DataLoaderWords):
     """Gives `Loader` its `from_dataset`. A separate class, so that the signature stands next to the code that uses it."""
-
-    _unseeded: int | None
-    _built_for: int | None
-
-    if TYPE_CHECKING:
-
-        def __init__(self, root: BaseNode[Any], *, infinite: bool, restart_on_stop_iteration: bool | None) -> None: ...
 
     @classmethod
     def from_dataset(
@@ -85,7 +56,7 @@ class FromDataset(DataLoaderWords):
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | Literal["auto"] = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Batch] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -116,8 +87,7 @@ class FromDataset(DataLoaderWords):
         max_errors: float | None = None,
         ray_options: Mapping[str, Any] | None = None,
         infinite: bool = False,
-        restart_on_stop_iteration: bool | None = None,
-    ) -> Self:
+    ) -> Loader[Batch]:
         """Build a `Loader` over ``dataset``.
 
         The arguments up to ``in_order`` are those of ``torch.utils.data.DataLoader``, in the same order and with the same meanings, so
@@ -153,8 +123,6 @@ class FromDataset(DataLoaderWords):
             seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of ``torch.manual_seed``.
             plan_ahead: Read a copy of the sampler for the next epoch during this one; see `SamplerWrapper`.
             infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
-            restart_on_stop_iteration: Resume the state of a finished epoch at the next epoch (True) or at its own empty remainder (False).
-                Default: at the next epoch if the loop saw the end; see `Loader`.
 
         Ranks:
             rank: This process's rank, from 0. Default: from ``mesh`` or ``torch.distributed``, at the first batch; see `Sharder`.
@@ -188,157 +156,166 @@ class FromDataset(DataLoaderWords):
             TypeError: The dataset has no length where one is needed.
             GraphError: ``sampler`` shards by itself, and ``split`` is not ``"own"``.
         """
-        shuffle = bool(shuffle)
-        given = sampler if sampler is not None else batch_sampler
         if not persistent_workers:
             say_once("persistent_workers=False has no effect: workers live as long as the loader. Call loader.close() to end them.")
         if pin_memory_device:
             say_once(f"pin_memory_device={pin_memory_device!r} has no effect: memory is pinned for the present accelerator.")
-        default = default_collate if batch_size is not None else default_convert
-        if collate_fn is default and not has_getitems(dataset):  # which may return what only torch's function takes for samples
-            collate_fn = None  # samples are then written in place
-        words = {
-            "dataset": dataset,
-            "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
-            "num_workers": num_workers,
-            "collate_fn": default if collate_fn is None else collate_fn,
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-        }
-        unseeded = seed is None and generator is None and order is None
-        seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
-        on_device = device is not None and resolve_device(device).type != "cpu"
-        facts = DatasetFacts(type(dataset).__name__, "forward", None, False) if isinstance(dataset, BaseNode) else DatasetFacts.of(dataset)
+        facts = DatasetFacts(dataset, "forward") if isinstance(dataset, BaseNode) else DatasetFacts(dataset)
         if facts.in_memory and num_workers:
             raise ValueError(
                 f"num_workers={num_workers!r}: a {facts.name} dataset is in memory and needs no workers. Leave num_workers out."
             )
-        check_together(
-            facts,
-            batch_size=batch_size,
-            orders={
-                "shuffle=True": shuffle,
-                "sampler": sampler is not None,
-                "batch_sampler": batch_sampler is not None,
-                "order": order is not None,
-            },
-            drop_last=drop_last,
-            tail=tail,
-            split=split,
-            infinite=infinite,
-            brings_order=given is not None and dataset_order(dataset, shuffle=False, seed=0) is not None,
-        )
-        map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
-        if groups is not None:
-            check_groups(groups, facts, batch_size, sampler=given is not None, drop_last=drop_last, tail=tail)
-            from penstock._fetch.packing import PackView
-            from penstock._random.grouping import Packs
+        its_seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
+        asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite)
+        shares = Shares(batch_size, drop_last, rank, world_size, mesh, split, tail)
+        check_together(facts, asked, shares)
 
-            if isinstance(groups, Packs):
-                map_fn = Fetch(PackView(dataset, groups.capacity, groups.pad, transform), collate_fn)
-        made_for = None  # the length of the dataset
-        if facts.read == "forward":
-            source, map_fn = _read(dataset, split, seed, bool(seed_global_rngs)), _collate_only(collate_fn, batch_size, transform)
-            if seed_global_rngs is True and collate_fn is None and transform is None and not has_registered():
-                seed_global_rngs = False  # no user code runs while batching, and restoring the generators would cost 80 us
-        elif given is not None:
-            from penstock._nodes.distributed_sampler import taken_over
+        default: Callable[[Any], Any] = default_collate if batch_size is not None else default_convert
+        # A __getitems__ may return what only torch's function takes for samples.
+        in_place = collate_fn is None or (collate_fn is default and not facts.has_getitems)
+        map_fn = _map_fn(facts, groups, batch_size, None if in_place else collate_fn, transform)
+        runs_user_code = facts.read != "forward" or not in_place or transform is not None or has_registered()
 
-            if split != "own" and (sharded := taken_over(sampler, batch_sampler)) is not None:
-                source, tail = Sampler(sharded.order), tail or sharded.tail
-                source.told = [sharded.sampler]
-                if rank is None and mesh is None and sharded.share is not None:
-                    rank, world_size = sharded.share
-                if sharded.batch_size is not None:
-                    batch_size, drop_last = sharded.batch_size, sharded.drop_last
-            else:
-                from penstock._nodes.sampler_wrapper import SamplerWrapper
+        source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
 
-                own: Literal["own", "items"] = "own" if split == "own" else "items"
-                source = SamplerWrapper(given, seed, plan_ahead=plan_ahead, batches=sampler is None, split=own, infinite=infinite)
-                if sampler is None:
-                    batch_size = None
-        else:
-            if order is None:
-                made_for, order = facts.samples(), order_of(dataset, shuffle=shuffle, seed=seed)
-            else:
-                check_order(order, facts)
-            if groups is not None and isinstance(order, ContinuingOrder):
-                raise ValueError(
-                    f"groups needs the length of each sample, but {type(dataset).__name__} is an endless stream. Leave groups out, and pack with the penstock.Pack step."
-                )
-            if groups is None:
-                source = Sampler(order)
-            else:
-                from penstock._nodes.grouper import Grouper
-
-                source = Grouper(order, groups)
-                if (read_by_all := getattr(dataset, "read_by_all", None)) is not None:
-                    read_by_all()
-            if is_buckets(groups):
-                batch_size = None
-
-        tail = tail or ("pad" if groups is None and not index_of(source).facts.carries_over_epochs else "drop")
-        node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
-        if batch_size is not None:
-            node = Batcher(node, batch_size, drop_last)
-        node = ParallelMapper(
-            node,
+        root, mapper = _graph_of(
+            _dealt(source, shares),
             map_fn,
-            num_workers,
-            in_order,
-            method,
-            multiprocessing_context,
+            device,
+            pin_memory,
+            num_workers=num_workers,
+            in_order=in_order,
+            method=method,
+            multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
-            seed=seed,
-            seed_global_rngs=seed_global_rngs,
-            pin_memory=pin_memory or on_device,
+            seed=asked.seed,
+            # To restore the generators around each batch of a stream would cost 80 us.
+            seed_global_rngs=False if seed_global_rngs is True and not runs_user_code else seed_global_rngs,
             prefetch_next_epoch=prefetch_next_epoch,
             max_restarts=max_restarts,
             on_error=on_error,
             max_errors=max_errors,
             ray_options=ray_options,
         )
-        node.executor.generators.leave(generator=generator)
-        words["num_workers"] = partial(getattr, node, "num_workers")  # a function, because "auto" changes the number
-        if device is not None:
-            from penstock._nodes.to_device import ToDevice
+        mapper.executor.generators.leave(generator=generator)
 
-            node = ToDevice(node, device, prefetch_next_epoch=prefetch_next_epoch)
-        elif pin_memory and can_pin():
-            from penstock._nodes.pin_memory import PinMemory
-
-            node = PinMemory(node, prefetch_next_epoch=prefetch_next_epoch)
-        loader = cls(node, infinite=infinite, restart_on_stop_iteration=restart_on_stop_iteration)
+        loader: Any = cast("Any", cls)(root, infinite=infinite)
+        loader._words = {
+            "dataset": dataset,
+            "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
+            "num_workers": partial(getattr, mapper, "num_workers"),  # a function, because "auto" changes the number
+            "collate_fn": default if in_place else collate_fn,
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+        }
+        default_order = facts.read == "by index" and asked.given is None and order is None
+        loader._built_for = facts.length if default_order else None
+        if seed is None and generator is None and order is None:
+            loader._unseeded = unseeded_length(facts.length if shuffle else None, asked.given)
         if isinstance(source, Sampler):
             source.take()
-        loader._words = words
-        loader._built_for = made_for
-        if unseeded:
-            loader._unseeded = unseeded_length(facts.length if shuffle else None, given)
-        return loader
+        return cast("Loader[Batch]", loader)
 
 
 FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]  # Python uses this name in the error for an unknown argument
 
 
-def _read(dataset: Any, split: Any, seed: int, seed_global_rngs: bool) -> Node[Any]:
-    if not isinstance(dataset, Node):
+# From the dataset to the source.
+
+
+def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rngs: bool) -> tuple[Node[Any], Shares]:
+    """Where indices come from, or the items of a stream; and how they are dealt, because samplers and groups have a say in it."""
+    if facts.read == "forward":
+        return _stream(facts, asked.seed, shares.split, seed_global_rngs), shares
+    if asked.given is not None:
+        return _sampled(asked, shares)
+    if asked.order is None:
+        facts.samples()
+        order = facts.order(shuffle=asked.shuffle, seed=asked.seed)
+    else:
+        order = asked.order
+        check_order(order, facts)
+    if asked.groups is None:
+        return Sampler(order), shares
+    if isinstance(order, ContinuingOrder):
+        raise ValueError(
+            f"groups needs the length of each sample, but {facts.name} is an endless stream. Leave groups out, and pack with the penstock.Pack step."
+        )
+    from penstock._nodes.grouper import Grouper
+
+    facts.read_by_all()
+    batch_size = None if is_buckets(asked.groups) else shares.batch_size
+    return Grouper(order, asked.groups), shares._replace(batch_size=batch_size, tail=shares.tail or "drop")
+
+
+def _stream(facts: DatasetFacts, seed: int, split: Any, seed_global_rngs: bool) -> Node[Any]:
+    if not isinstance(facts.dataset, Node):
         from penstock._nodes.iterable_source import IterableSource
 
-        return IterableSource(dataset, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
-    said = index_of(dataset).facts.sharded_by
+        return IterableSource(facts, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
+    said = index_of(facts.dataset).facts.sharded_by
     if split not in (None, said):
-        raise ValueError(f"split={split!r} conflicts with split={said!r} of the {type(dataset).__name__}. Set split on that node only.")
-    return dataset
+        raise ValueError(f"split={split!r} conflicts with split={said!r} of the {facts.name}. Set split on that node only.")
+    return facts.dataset
 
 
-def _collate_only(
-    collate_fn: Callable[[Any], Any] | None, batch_size: int | None, transform: Callable[[Any], Any] | None
-) -> Callable[[Any], Any]:
-    if transform is not None:
-        return Fetch(IdentityDataset(), collate_fn, transform)
-    fetch = Fetch(None, collate_fn)
-    return fetch.convert if batch_size is None else fetch.collate
+def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
+    from penstock._nodes.distributed_sampler import taken_over
+
+    if shares.split != "own" and (sharded := taken_over(asked.sampler, asked.batch_sampler)) is not None:
+        source = Sampler(sharded.order)
+        source.told = [sharded.sampler]
+        shares = shares._replace(tail=shares.tail or sharded.tail)
+        if shares.rank is None and shares.mesh is None and sharded.share is not None:
+            shares = shares._replace(rank=sharded.share[0], world_size=sharded.share[1])
+        if sharded.batch_size is not None:
+            shares = shares._replace(batch_size=sharded.batch_size, drop_last=sharded.drop_last)
+        return source, shares
+    from penstock._nodes.sampler_wrapper import SamplerWrapper
+
+    batches = asked.sampler is None
+    own: Literal["own", "items"] = "own" if shares.split == "own" else "items"
+    wrapper = SamplerWrapper(asked.given, asked.seed, plan_ahead=asked.plan_ahead, batches=batches, split=own, infinite=asked.infinite)
+    return wrapper, shares._replace(batch_size=None) if batches else shares
+
+
+# From the source to the graph.
+
+
+def _dealt(source: Node[Any], shares: Shares) -> Node[Any]:
+    tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else "pad")
+    split: Literal["items", "within"] = "within" if shares.split == "within" else "items"
+    node = Sharder(Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail)
+    return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
+
+
+def _map_fn(facts: DatasetFacts, groups: Any, batch_size: int | None, collate_fn: Any, transform: Any) -> Callable[[Any], Any]:
+    """What makes a batch: of indices, of packs, or of the items that a stream has yielded."""
+    if facts.read == "forward":
+        if transform is not None:
+            return Fetch(IdentityDataset(), collate_fn, transform)
+        return Fetch(None, collate_fn).convert if batch_size is None else Fetch(None, collate_fn).collate
+    if groups is None or is_buckets(groups):
+        return Fetch(facts, collate_fn, transform)
+    from penstock._fetch.packing import PackView
+
+    return Fetch(PackView(facts, groups.capacity, groups.pad, transform), collate_fn)
+
+
+def _graph_of(
+    node: Node[Any], map_fn: Callable[[Any], Any], device: Any, pin_memory: bool, **workers: Any
+) -> tuple[Node[Any], ParallelMapper[Any]]:
+    """The last node, and the one with the workers."""
+    pinned = pin_memory or (device is not None and resolve_device(device).type != "cpu")
+    mapper = ParallelMapper(node, map_fn, pin_memory=pinned, **workers)
+    if device is not None:
+        from penstock._nodes.to_device import ToDevice
+
+        return ToDevice(mapper, device, prefetch_next_epoch=workers["prefetch_next_epoch"]), mapper
+    if pin_memory and can_pin():
+        from penstock._nodes.pin_memory import PinMemory
+
+        return PinMemory(mapper, prefetch_next_epoch=workers["prefetch_next_epoch"]), mapper
+    return mapper, mapper

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from penstock._arguments import whole_number
-from penstock._errors import GraphError
+from penstock._errors import GraphError, first_time
 from penstock._nodes.node import BaseNode
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def check_epoch(epoch: int) -> int:
     return whole_number("epoch", epoch, 0, 2**62)
 
 
-@cache
 def say_once(text: str) -> None:
     """Log ``text``, once in this process."""
-    log.warning(text)
+    if first_time(text):
+        log.warning(text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, final, overload
+from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -34,21 +34,15 @@ from penstock._observe.loop_clock import LoopClock
 from penstock._workers.lifetime import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from types import TracebackType
-    from typing import Unpack
-
-    import torch
 
     from penstock._fetch.indices import Indices
-    from penstock._loader.canonical_graph import Options
     from penstock._nodes.graph import Graph
     from penstock._statistics import LoaderStatistics
-    from penstock._workers.pool import StartMethod
 
 
 T = TypeVar("T", covariant=True)
-U = TypeVar("U")
 log = logging.getLogger("penstock")
 
 
@@ -72,51 +66,6 @@ class Loader(FromDataset, Generic[T]):
     """
 
     __module__ = "penstock"
-
-    if TYPE_CHECKING:  # for type checkers and editors; `FromDataset.from_dataset` runs, and documents the arguments
-
-        @overload
-        @classmethod
-        def from_dataset(
-            cls,
-            dataset: Any,
-            batch_size: int | None = 1,
-            shuffle: bool | None = None,
-            sampler: Iterable[Any] | None = None,
-            batch_sampler: Iterable[Any] | None = None,
-            num_workers: int | Literal["auto"] = 0,
-            collate_fn: None = None,
-            pin_memory: bool = False,
-            drop_last: bool = False,
-            timeout: float = 0,
-            worker_init_fn: Callable[[int], None] | None = None,
-            multiprocessing_context: StartMethod | None = None,
-            generator: torch.Generator | None = None,
-            **options: Unpack[Options],
-        ) -> Loader[Any]: ...
-
-        @overload
-        @classmethod
-        def from_dataset(
-            cls,
-            dataset: Any,
-            batch_size: int | None = 1,
-            shuffle: bool | None = None,
-            sampler: Iterable[Any] | None = None,
-            batch_sampler: Iterable[Any] | None = None,
-            num_workers: int | Literal["auto"] = 0,
-            collate_fn: Callable[[Any], U] = ...,
-            pin_memory: bool = False,
-            drop_last: bool = False,
-            timeout: float = 0,
-            worker_init_fn: Callable[[int], None] | None = None,
-            multiprocessing_context: StartMethod | None = None,
-            generator: torch.Generator | None = None,
-            **options: Unpack[Options],
-        ) -> Loader[U]: ...
-
-        @classmethod
-        def from_dataset(cls, *args: Any, **kwargs: Any) -> Loader[Any]: ...
 
     @overload
     def __init__(

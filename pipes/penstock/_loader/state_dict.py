@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._arguments import whole_number
 from penstock._errors import StateError
-from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES
+from penstock._fetch.dataset_facts import SHARD_NAMES, SUBSET_INDICES
 from penstock._nodes.node import epoch_of
 
 if TYPE_CHECKING:

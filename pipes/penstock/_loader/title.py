@@ -20,7 +20,7 @@ def _what(loader: Any) -> str:
     try:
         *_, first = nodes = list(loader.root.chain())
         words = loader._words
-        workers = next((str(node.executor) for node in nodes if isinstance(node, ParallelMapper)), "no workers")
+        workers = next((str(node.executor.crew) for node in nodes if isinstance(node, ParallelMapper)), "no workers")
         return f"{cut(type(words['dataset'] if words else first).__name__, 60)}, {workers}"
     except Exception:  # from a user's node, or a loader that was only partly built
         return "a graph"

@@ -1,53 +1,72 @@
-"""Refuses conflicting arguments of `Loader.from_dataset`. Pure: it works on `DatasetFacts`, and never calls the dataset."""
+"""Refuses conflicting arguments of `Loader.from_dataset`. It works on `DatasetFacts`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_facts import DatasetFacts
+    from penstock._nodes.tails import Tail
     from penstock._random.grouping import Buckets, Packs
     from penstock._random.order import Order
 
 
-def check_together(
-    facts: DatasetFacts,
-    *,
-    batch_size: Any,
-    orders: dict[str, bool],
-    drop_last: bool,
-    tail: str | None,
-    split: str | None,
-    infinite: bool,
-    brings_order: bool,
-) -> None:
-    """Refuse conflicting arguments, as `DataLoader` does.
+class Asked(NamedTuple):
+    """The arguments of `Loader.from_dataset` that decide the order."""
 
-    Args:
-        facts: Of the dataset.
-        batch_size: The argument.
-        orders: The arguments that decide the order, ``batch_sampler`` among them, and whether each was given.
-        drop_last: The argument.
-        tail: The argument.
-        split: The argument.
-        infinite: The argument.
-        brings_order: A sampler was given, and the dataset has an order that it would replace.
+    shuffle: bool
+    sampler: Any
+    batch_sampler: Any
+    order: Order | None
+    groups: Packs | Buckets | None
+    seed: int
+    plan_ahead: bool
+    infinite: bool
+
+    @property
+    def given(self) -> Any:
+        """The sampler or the batch sampler; None if there is neither."""
+        return self.sampler if self.sampler is not None else self.batch_sampler
+
+
+class Shares(NamedTuple):
+    """Those that decide how the order is cut into batches and dealt to the ranks."""
+
+    batch_size: int | None
+    drop_last: bool
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+    split: Literal["items", "own", "within"] | None
+    tail: Tail | None
+
+
+def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
+    """Refuse conflicting arguments, as `DataLoader` does.
 
     Raises:
         ValueError: Two arguments exclude each other, or the dataset excludes one.
         TypeError: The dataset can be read neither by index nor forward.
     """
+    batch_size, drop_last, *_, split, tail = shares
     if split not in (None, "items", "own", "within"):
         raise ValueError(f"split={split!r} must be 'items', 'own' or 'within'.")
-    given, batch_sampler = [name for name, is_given in orders.items() if is_given], orders["batch_sampler"]
+    batch_sampler, infinite = asked.batch_sampler is not None, asked.infinite
+    orders = {
+        "shuffle=True": asked.shuffle,
+        "sampler": asked.sampler is not None,
+        "batch_sampler": batch_sampler,
+        "order": asked.order is not None,
+    }
+    given = [name for name, is_given in orders.items() if is_given]
     if facts.read == "forward":
         if given:
             raise ValueError(
                 f"{given[0]} needs a dataset that is read by index, but {facts.name} can only be iterated. Leave {given[0]} out."
             )
-    elif split == "own" and not (orders["sampler"] or batch_sampler):
+    elif split == "own" and asked.given is None:
         raise ValueError(
             f"split='own' is for data that splits itself by rank as it is read, but {facts.name} is read by index. Leave split out, or pass a sampler or a batch sampler "
             f"that yields the indices of this rank."
@@ -66,7 +85,9 @@ def check_together(
                 else "Give it a __getitem__ and a __len__."
             )
         )
-    if brings_order:  # a DistributedSampler over a Mix would silently drop the weights
+    if (
+        asked.given is not None and facts.own_order(shuffle=False, seed=0) is not None
+    ):  # a DistributedSampler over a Mix would silently drop the weights
         raise ValueError(
             f"{facts.name} brings its own order, which a sampler would replace. Leave the sampler out, because the loader shards the samples across "
             f"ranks itself; or pass a different order as order=."
@@ -89,9 +110,11 @@ def check_together(
         raise ValueError(
             "split='within' splits each batch of a batch_sampler across ranks, but there is no batch_sampler. Pass one, or leave split out."
         )
+    if asked.groups is not None:
+        _check_groups(asked.groups, facts, asked, shares)
 
 
-def check_groups(groups: Any, facts: DatasetFacts, batch_size: Any, *, sampler: bool, drop_last: bool, tail: str | None) -> None:
+def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
     """Refuse arguments that conflict with ``groups``."""
     from penstock._random.grouping import Buckets, Packs
 
@@ -99,7 +122,7 @@ def check_groups(groups: Any, facts: DatasetFacts, batch_size: Any, *, sampler: 
         raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
     if facts.read != "by index":
         raise ValueError(f"groups needs a dataset that is read by index, but {facts.name} can only be iterated. Leave groups out.")
-    if sampler:
+    if asked.given is not None:
         raise ValueError(
             "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
         )
@@ -107,11 +130,11 @@ def check_groups(groups: Any, facts: DatasetFacts, batch_size: Any, *, sampler: 
         raise ValueError(
             f"there are {len(groups.lengths)} lengths, but {facts.name} has {facts.length} samples. Pass one length for each index of the dataset."
         )
-    if isinstance(groups, Buckets) and (batch_size != 1 or drop_last):
+    if isinstance(groups, Buckets) and (shares.batch_size != 1 or shares.drop_last):
         raise ValueError(
-            f"Buckets and batch_size={batch_size}, drop_last={drop_last} exclude each other: each bucket is a batch. Drop one of them."
+            f"Buckets and batch_size={shares.batch_size}, drop_last={shares.drop_last} exclude each other: each bucket is a batch. Drop one of them."
         )
-    if tail == "pad":
+    if shares.tail == "pad":
         raise ValueError(
             "tail='pad' repeats the start of an epoch, but groups cannot be read by position. Use tail='drop' or tail='exact'."
         )

@@ -6,8 +6,8 @@ The mapper handles where items come from and in which order they are delivered. 
 
 The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its decisions there: with
 ``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it has single
-items made alone to find code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead, and only an item that failed
-takes the path above.
+items made alone to find code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead. An item that needs an entry in
+the window is then submitted, which makes it at once.
 
 The pool of workers is created at the first `start`, so that a graph can be forked and pickled until then. It lives as long as the executor,
 unless `refresh` replaces it. Only `pools.open_pool` chooses the kind of pool.
@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import ClosedError, is_own_error
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
@@ -29,22 +30,20 @@ from penstock._fetch.task import Loaded, Part
 from penstock._memory.allocation import afresh, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
-from penstock._memory.tree import nbytes
 from penstock._nodes.inline_work import InlineWork
-from penstock._nodes.pools import open_pool
+from penstock._nodes.pools import Crew, open_pool
 from penstock._workers.meter import Meter, Totals, now, traced
-from penstock._workers.pool import IDLE, Job, Pool, SplitJob
+from penstock._workers.pool import IDLE, Job, SplitJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
-    from penstock._nodes.auto_workers import AutoWorkers
     from penstock._nodes.draw_watch import DrawWatch
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.pools import WorkerOptions
-    from penstock._statistics import CopyStatistics, NodeStatistics
+    from penstock._statistics import NodeStatistics
     from penstock._workers.blocked import Blocked
 
 _logger = logging.getLogger("penstock")
@@ -62,10 +61,7 @@ class Executor:
         on_error: See `ParallelMapper`.
 
     Attributes:
-        method: Where the workers are, if there are any.
-        auto: Finds the number of workers; None if the user has chosen it.
-        num_workers: The current number; 0: the calling thread does the work.
-        depth: The most items in progress.
+        crew: How many workers there are, and how many items they may have in progress.
         tasks: Items made so far, failed ones included.
         samples: Samples in them.
         epoch_aware: The datasets with a ``set_epoch``.
@@ -79,18 +75,12 @@ class Executor:
         self, map_fn: Callable[[Any], Any], options: WorkerOptions, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError
     ) -> None:
         self._options = options
-        self.method = options.method
-        self.auto: AutoWorkers | None = None
-        if options.is_auto:
-            from penstock._nodes.auto_workers import AutoWorkers
-
-            self.auto = AutoWorkers(options.kind.most)
-        self.num_workers: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]  # "auto" is no number
-        self._most_workers = self.num_workers if self.auto is None else self.auto.most
-        lanes = map_fn.lanes if isinstance(map_fn, Fetch) and not options.kind.in_process else None
-        if self.auto is not None and lanes and isinstance(map_fn, Fetch):
+        self.crew = Crew(options)
+        facts = map_fn.facts if isinstance(map_fn, Fetch) and not options.kind.in_process else DatasetFacts(None)
+        lanes = facts.lanes
+        if self.crew.auto is not None and lanes:
             raise ValueError(
-                f"num_workers='auto' changes the number of workers at run time, but {type(map_fn.dataset).__name__} is read in lanes, and one worker process must read "
+                f"num_workers='auto' changes the number of workers at run time, but {facts.name} is read in lanes, and one worker process must read "
                 f'each lane forward. Pass a number (num_workers=2), or use method="thread", where threads share what they have read.'
             )
         self._threaded = options.kind.in_process and self.num_workers > 0
@@ -103,30 +93,26 @@ class Executor:
                 f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
             )
         self._watches_draws = self._threaded and seed_global_rngs is not False
-        self._by_position = lanes is None and self.auto is None and isinstance(map_fn, Fetch) and not options.kind.in_process
+        self._by_position = lanes is None and self.crew.auto is None
         if self._by_position:
-            lanes = map_fn.cuts  # type: ignore[attr-defined]  # it is a `Fetch`
+            lanes = facts.cuts
         self._lanes = lanes if self.num_workers > 1 else None
-        self._per_worker = options.prefetch_factor or _FEW
-        self.depth = self._depth_of(self.num_workers)
-        self._decides = options.max_concurrent is None and options.prefetch_factor is None  # how many are in progress
-        self._undecided = self.num_workers > 0 and (self._decides or self.auto is not None)  # until the first item shows its size
         # Created at the first start.
         self._allocate: Allocate = afresh
         self._pool: Any = None  # a `Pool`
         self._owners: LaneOwners | None = None
         self._draws: DrawWatch | None = None
         self._blocked: Blocked | None = None  # of `_draws`
-        self._closed = self._stale = False
+        self._closed = False
+        self._stale = True  # the next start opens a pool
         self.tasks = self.samples = 0
         self._wait_ns = 0
         self._replaced: list[list[int]] = []  # the counts of workers that were replaced after a `refresh`
 
-    def __str__(self) -> str:
-        if not self.num_workers:
-            return "no workers"
-        kind = self._options.kind
-        return f"{self.num_workers} {kind.one if self.num_workers == 1 else kind.many}{' (auto)' * (self.auto is not None)}"
+    @property
+    def num_workers(self) -> int:
+        """The current number of workers; 0: the calling thread does the work."""
+        return self.crew.number
 
     # Its life: `start` at each reset of the mapper, `refresh`, `interrupt`, `shutdown`.
 
@@ -138,17 +124,18 @@ class Executor:
         """
         if self._closed and self.num_workers:
             raise ClosedError("these workers have ended; build a new loader.")
-        if self._stale and self._pool is not None:
-            self._pool.shutdown()
-            self._replaced += self._pool.counted()
-            self._pool = None
-        self._stale = False
-        if self._pool is None:
-            self._pool = self._opened(world_size)
-        if self.auto is not None:
-            self.auto.restart()
-        self._pool.discard()
-        self._pool.start()
+        if self._stale:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._replaced += self._pool.counted()
+                self._pool = None
+            self._open(world_size)
+            self._stale = False
+        if self.crew.auto is not None:
+            self.crew.auto.restart()
+        if self._pool is not None:
+            self._pool.discard()
+            self._pool.start()
 
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
@@ -165,12 +152,14 @@ class Executor:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _opened(self, world_size: int) -> Pool:
+    def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers
         self.generators.forget()
-        self._allocate = pinned if options.pin_memory and can_pin() else Recycler(self._depth_of(self._most_workers)).allocate
+        self._allocate = pinned if options.pin_memory and can_pin() else Recycler(self.crew.depth_of(self.crew.most)).allocate
+        if not workers:
+            return
         place = None if self.draws is None else self.draws.place
-        pool = open_pool(options, self._inline, workers, self._most_workers, self._allocate, place)
+        self._pool = open_pool(options, self._work, self.crew, self._allocate, place)
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 
@@ -181,7 +170,6 @@ class Executor:
                     "num_workers=%d, or more lanes: pass lanes= to the dataset, up to the number of its shards.",
                     *(idle, workers, self._owners.share, self._lanes, self._owners.share),
                 )
-        return pool
 
     # The path of an item.
 
@@ -201,8 +189,6 @@ class Executor:
             words[_FIRST] = began
         for one in traced:
             one.task(item, began, ended)
-        self.tasks += 1
-        self.samples += samples_of(item)
         return value
 
     def limit_before(self, under_way: int) -> int:
@@ -211,24 +197,33 @@ class Executor:
         Args:
             under_way: Items in progress.
         """
-        if self.auto is not None:
-            self._resize(self.auto)
+        if self.crew.auto is not None:
+            self.crew.resize(self._pool, self._wait_ns)
         if self._blocked is None or self._blocked.changed is None:
-            return self.depth
+            return self.crew.depth
         if self._draws is not None and not under_way:
             self._draws.begin(self._pool.threads)
         return 1  # made alone, once what was in progress is delivered
 
     def submit(self, item: Any, *, idle: bool) -> Job | SplitJob:
-        """Submit ``item``: row by row to the owners of their lanes if there are lanes, otherwise as a whole to any worker.
+        """Submit ``item``; without workers, make it. With lanes it goes row by row to their owners, otherwise as a whole to any worker.
 
         Args:
             item: From the source.
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the time of a few samples.
         """
+        if not self.crew.number:
+            made = Job(item)
+            try:
+                made.value, made.done = self.run_inline(item, now()), True
+            except BaseException as exc:
+                if not is_own_error(exc):
+                    raise  # from a signal handler: the item is made again
+                return Job(item, exc)
+            return made
         work = self._work
         try:
-            if self.num_workers > 1 and isinstance(work, FetchTask):
+            if self.crew.number > 1 and isinstance(work, FetchTask):
                 if self._owners is not None and isinstance(item, Indices):
                     rows = self._owners.rows(item)
                     if item.is_batch and (len(rows) > 1 or (rows and work.collates_itself)):
@@ -246,7 +241,7 @@ class Executor:
             raise
 
     def wait(self, jobs: Sequence[Job]) -> None:
-        """Wait until one of ``jobs`` is done; see `Pool.wait`. Without workers, the first of them is made here."""
+        """Wait until one of ``jobs`` is done; see `Pool.wait`."""
         began = now()
         try:
             self._pool.wait(jobs, self._options.timeout)
@@ -255,24 +250,28 @@ class Executor:
 
     def result(self, job: Job | SplitJob) -> Any:
         """The value of ``job``, which is done, or its error."""
-        self.tasks += 1
+        self.tasks += 1  # `count`, inlined
         self.samples += samples_of(job.task)
         return job.result()
 
+    def count(self, item: Any) -> None:
+        """``item`` was made."""
+        self.tasks += 1
+        self.samples += samples_of(item)
+
     def limit_after(self, value: Any) -> int:
         """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so may raise."""
-        if self._undecided:
-            self._undecided = False
-            self._learn(nbytes(value))
+        if self.crew.is_new:
+            self.crew.learn(value)
         if self._draws is not None and self._blocked is not None and self._blocked.changed is not None:
             self._draws.judge()
             return 0
-        return self.depth + 1 if self.num_workers else 0
+        return self.crew.depth + 1 if self.crew.number else 0
 
     def epoch_ended(self) -> None:
         """The end-of-epoch marker is delivered."""
-        if self.auto is not None:
-            self.auto.mark()
+        if self.crew.auto is not None:
+            self.crew.auto.mark()
 
     def _split(self, work: FetchTask, item: Indices, parts: list[Part], to: list[int | None]) -> SplitJob:
         jobs, allocate = list(map(self._pool.submit, parts, to)), self._allocate
@@ -288,31 +287,6 @@ class Executor:
             return value
 
         return SplitJob(item, jobs, collated)
-
-    # How many.
-
-    def _depth_of(self, workers: int) -> int:
-        """The most items in progress with this many workers."""
-        if not self.num_workers:
-            return 1
-        return workers * self._per_worker if self._options.max_concurrent is None else self._options.max_concurrent
-
-    def _learn(self, size: float) -> None:
-        """Choose the depth from the bytes of the first item. For small items, waking a worker is most of the cost, so more are in progress."""
-        if self._decides:
-            self._per_worker = self._options.kind.ahead if size <= 2**16 else _SOME if size <= 2**20 else _FEW
-            self.depth = self._depth_of(self.num_workers)
-        if self.auto is not None and self._options.max_concurrent is None:
-            self.auto.ahead_bytes = int(size) * self._per_worker
-
-    def _resize(self, auto: AutoWorkers) -> None:
-        """Apply the number of workers that ``num_workers="auto"`` has chosen."""
-        wanted = auto.look(self._pool, self._wait_ns, self.depth)
-        if wanted != self.num_workers:
-            number = self._pool.resize(wanted)
-            self.depth = self._depth_of(number)
-            auto.resized(number, wanted, self.depth)
-            self.num_workers = number  # last: after an interrupt, the next call does all of it again
 
     # Queries.
 
@@ -338,20 +312,20 @@ class Executor:
         from penstock._statistics import WorkerStatistics
 
         totals, workers = self._totals(), max(1, self.num_workers)
-        available_ns = workers * (totals.last - totals.first) if self.auto is None else self.auto.available_ns(totals.first, totals.last)
+        available_ns = self.crew.available_ns(totals)
         idle_s = max(0.0, (available_ns - totals.busy_ns) / workers / 1e9)
-        own = WorkerStatistics(self.method if self.num_workers else "inline") if self._pool is None else self._pool.statistics()
+        own = WorkerStatistics(self._options.method if self.num_workers else "inline") if self._pool is None else self._pool.statistics()
         return dataclasses.replace(
             of_node,
             consumer_wait_s=idle_s if self.num_workers else of_node.consumer_wait_s,
             work_s=totals.busy_ns / 1e9,
-            depth=self.depth if self.num_workers else 0,
+            depth=self.crew.depth if self.num_workers else 0,
             workers=dataclasses.replace(
                 own,
                 busy_share=min(1.0, totals.busy_ns / available_ns) if available_ns else 0.0,
                 wait_s=(self._wait_ns if self.num_workers else totals.busy_ns) / 1e9,
                 tasks=own.tasks if self.num_workers else self.tasks,
-                choice=None if self.auto is None else self.auto.choice,
+                choice=None if self.crew.auto is None else self.crew.auto.choice,
                 draws=None if self._draws is None else self._draws.said,
             ),
         )
@@ -365,15 +339,8 @@ class Executor:
             **({"transfer": self._pool.unpacked()} if hasattr(self._pool, "unpacked") else {}),
             "load_cpu_share": min(1.0, totals.cpu_ns / totals.wall_ns) if totals.wall_ns else None,
             "lock_wait_share": totals.waits / totals.looks if totals.looks and self._threaded else None,
-            "copies": self._copies(),
+            "copies": DatasetFacts.of(self._work.dataset).copies,
         }
-
-    def _copies(self) -> CopyStatistics | None:
-        from penstock._statistics import CopyStatistics
-
-        ask = getattr(getattr(self._work, "dataset", None), "copy_statistics", None)
-        said = ask() if callable(ask) else None
-        return said if isinstance(said, CopyStatistics) else None
 
     def _totals(self) -> Totals:
         """The counts of all workers and of the caller's thread so far."""
@@ -387,5 +354,4 @@ def samples_of(task: Any) -> int:
     return 1 if isinstance(positions, int) else len(positions)
 
 
-_FEW, _SOME = 2, 4  # items in progress per worker
 _SINCE, _FIRST, _LAST, _BUSY = Meter.SINCE, Meter.FIRST, Meter.LAST, Meter.BUSY

@@ -225,7 +225,7 @@ class FirstNode(IndexNode[T]):
 
 @final
 class _Transformed(IndexNode[Any]):
-    """A user's node that changes items, or a `Mapper`, upstream of a node of the index level. If ``transform`` raises, its item was not read."""
+    """A user's node that changes items, or a mapper without workers, upstream of a node of the index level. If ``transform`` raises, its item was not read."""
 
     def __init__(self, node: Node[Any]) -> None:
         super().__init__(node.source)
@@ -321,7 +321,8 @@ def index_of(node: Node[Any]) -> IndexNode[Any]:
     if isinstance(node, IndexNode):
         return node
     kind = type(node)
-    if node._source is not None and kind.next is Node.next and kind.get_state is Node.get_state and kind.reset is Node.reset:
+    keeps_none = node._keeps_none or (kind.next is Node.next and kind.get_state is Node.get_state and kind.reset is Node.reset)
+    if node._source is not None and keeps_none:
         return _Transformed(node)
     return _Positioned(node)
 

@@ -23,17 +23,14 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
-import torch
-
-from penstock._errors import GraphError, StateError, StateMismatch
-from penstock._fetch.dataset_facts import length
+from penstock._errors import GraphError, Once, StateError, StateMismatch
+from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
 from penstock._nodes.first_items import FirstItems
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
-from penstock._nodes.self_splitting import splits_itself
 from penstock._nodes.stream_rng import START, StreamRng
 from penstock._random.orders import checked_seed
 
@@ -120,7 +117,7 @@ class IterableSource(FirstNode[Indices]):
     that has its own ``generator`` gets a new one for each epoch: in epoch 0 in the state of the one that it was given, later seeded by it and the epoch.
 
     Args:
-        iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node.
+        iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node. Or ``DatasetFacts`` of one.
         split: ``"items"``: every rank reads everything and keeps its share. ``"own"``: the iterable splits itself by rank. None: undecided,
             which is an error with several ranks.
         seed: Seeds its random numbers.
@@ -136,7 +133,7 @@ class IterableSource(FirstNode[Indices]):
 
     def __init__(
         self,
-        iterable: Iterable[Any] | BaseNode[Any],
+        iterable: Iterable[Any] | BaseNode[Any] | DatasetFacts,
         *,
         split: Literal["items", "own"] | None = None,
         seed: int = 0,
@@ -148,32 +145,31 @@ class IterableSource(FirstNode[Indices]):
             )
         if isinstance(iterable, Node):
             raise GraphError(f"{type(iterable).__name__} is already a penstock node. Leave the IterableSource out.")
-        if split == "items" and (how := splits_itself(iterable)) is not None:
+        facts = DatasetFacts.of(iterable)
+        if split == "items" and facts.splits_itself is not None:
             raise GraphError(
-                f"split='items' would give every rank a share of its share: {how}. Use split='own', or pass the data unsplit, the same on every rank."
+                f"split='items' would give every rank a share of its share: {facts.splits_itself}. Use split='own', or pass the data unsplit, the same on every rank."
             )
-        self.iterable = iterable
+        self.iterable = facts.dataset
         self.split = split
         self.seed_global_rngs = seed_global_rngs
         self._seed = checked_seed(seed)
-        self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
-        self._keeps_epoch = self._reader.told and not any(map(_is_shared, getattr(iterable, "__dict__", {}).values()))
+        self._reader: Reader = NodeReader(self.iterable) if isinstance(self.iterable, BaseNode) else IterableReader(facts)
+        self._keeps_epoch = self._reader.told and facts.keeps_epoch
         # The state of an iterable with a state_dict decides what it draws next; a node has its own rule.
-        holder = None if self._reader.stateful else iterable
-        self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs, holder)
+        self._rng = StreamRng(facts, seed, seed_global_rngs, held=not self._reader.stateful)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown
         self._resumed = False  # this epoch was resumed from a state of the iterable
-        self._said = False
-        self._mislead = False  # we have warned that its __len__ is wrong
+        self._once = Once()
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
         self._ended = False
         self._first = FirstItems()
         self._firsts: dict[tuple[int, int], FirstItems] = {}  # the last ones, by the epoch and the position where reading began
-        super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
+        super().__init__(Facts({"source": facts.name}, sharded_by=split))
 
     @property
     def watched(self) -> Sequence[Any]:
@@ -312,8 +308,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _compare_length(self) -> None:
         items = self.claimed(self._epoch)
-        if items not in (None, self._position) and not self._mislead:
-            self._mislead = True
+        if items not in (None, self._position) and self._once("length"):
             warnings.warn(
                 f"{type(self.iterable).__name__} has a length of {items}, but epoch {self._epoch} had {self._position} items. Every item was delivered, but "
                 f"len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
@@ -379,8 +374,7 @@ class IterableSource(FirstNode[Indices]):
         """Read to the ends of the epochs before ``epoch``, from ``after`` on, and drop the items."""
         begin, position = (0, 0) if after is None else (after["epoch"], after["position"])
         ended = after is not None and after["ended"]
-        if not self._said:
-            self._said = True
+        if self._once("replay"):
             log.warning(
                 "%s has a state but no set_epoch, so reaching the start of epoch %d means reading from epoch %d on and dropping those items. Give it a set_epoch, or "
                 "(if it is endless) pass infinite=True.",
@@ -445,7 +439,3 @@ class IterableSource(FirstNode[Indices]):
 
     def _state_of(self, state: Any) -> Any:
         return encoded(state, f"the state_dict of {type(self.iterable).__name__}: state")
-
-
-def _is_shared(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and bool(value.is_shared())  # type: ignore[no-untyped-call]

@@ -88,6 +88,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
     """Wraps a foreign node in an `IterableSource`. That file imports this one, so the package sets this attribute."""
 
     _read_ns = _own_ns = 0  # see `_was_read`
+    _keeps_none = False  # whether it has no item in flight, although it has a `next` of its own
     _source: Node[Any] | None = None  # here too, for nodes that do not call `super().__init__`
 
     def __init__(self, source: BaseNode[Any] | None = None) -> None:

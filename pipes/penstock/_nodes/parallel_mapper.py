@@ -18,16 +18,16 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
-from penstock._errors import GraphError, StateError, StateMismatch, is_own_error
+from penstock._errors import GraphError, Once, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
+from penstock._fetch.shared_values import SharedValues
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.executor import Executor, samples_of
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._nodes.pools import WorkerOptions
 from penstock._nodes.sharder import ranks_of
-from penstock._nodes.shared_values import SharedValues
 from penstock._random.orders import checked_seed
 from penstock._workers.meter import now, traced
 from penstock._workers.pool import IDLE, Job
@@ -48,7 +48,6 @@ T = TypeVar("T", covariant=True)
 _logger = logging.getLogger("penstock")
 
 
-@final
 class ParallelMapper(Node[T]):
     """Apply ``map_fn`` to the items of ``source`` in parallel workers that live as long as the node.
 
@@ -56,7 +55,8 @@ class ParallelMapper(Node[T]):
         source: Yields the items; read in the thread that calls ``next``.
         map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices). Worker
             processes receive it once.
-        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread. ``"auto"`` begins with one, and adjusts
+        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread, and then a `Batcher` or a `Sharder` may be
+            downstream. ``"auto"`` begins with one, and adjusts
             the number at run time within the process's cores and memory; see `WorkerChoice`.
         in_order: Deliver items in the order of ``source``. If False, deliver them as they finish, but never an item of the next epoch
             before the end of this one. A state with ``in_order=False`` is valid only on its rank and at its world size.
@@ -145,17 +145,18 @@ class ParallelMapper(Node[T]):
         self._seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
         self.in_order = in_order
+        self._options = options
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
-        self.executor.generators.leave(sampler=getattr(index_of(self.source).first, "sampler", None))
+        first = index_of(self.source).first
+        self.executor.generators.leave(sampler=getattr(first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
-        self._init = worker_init_fn
-        self._shared: SharedValues | None = None  # found when an epoch is first begun ahead of the loop
-        self._shared_before: dict[str, bytes] | None = None  # the values when it was begun; None if none was
+        roots = {"iterable": getattr(first, "iterable", None), **self.executor.generators.roots, "worker_init_fn": worker_init_fn}
+        self._shared = SharedValues(roots, "iterable" if first.watched else None)
         self._shared_changed = False
         self._at_marker = False  # the last pulled item is a marker
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
-        self._at_once = not self.num_workers and self._tolerance is None
-        self._warned = False
+        self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
+        self._once = Once()
         self._window = DeliveryWindow(in_order)
         # Where the source is, compared by identity; None while it is read, because it may raise.
         self._at: State | None = None
@@ -172,8 +173,8 @@ class ParallelMapper(Node[T]):
         return {"sample_seed": self._seed}
 
     def details(self) -> dict[str, Any]:
-        method = {"method": self.executor.method} if self.num_workers else {}
-        auto = {"auto": True} if self.executor.auto is not None else {}
+        method = {"method": self._options.method} if self.num_workers else {}
+        auto = {"auto": True} if self._options.is_auto else {}
         return {"map_fn": self.map_fn, "num_workers": self.num_workers, **auto, **method, "in_order": self.in_order}
 
     def reset(self, initial_state: State | None = None) -> None:
@@ -183,15 +184,15 @@ class ParallelMapper(Node[T]):
             self._check_rank(initial_state)
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
         world_size = ranks_of(self)[1]
-        if not self.in_order and not self._warned and world_size > 1:
-            self._warned = True
+        if not self.in_order and world_size > 1 and self._once("in_order"):
             _logger.warning(
                 "in_order=False: the state of a rank loads on that rank only. Save the states of all ranks, or use in_order=True."
             )
         self.executor.start(world_size)
         self.source.reset(initial_state)
         self._at = self.source.get_state()
-        self._shared_before, self._at_marker = None, False
+        self._shared.forget()
+        self._at_marker = False
         self._window.restart(self._at, delivered)
 
     def next(self) -> T:
@@ -263,8 +264,7 @@ class ParallelMapper(Node[T]):
         return not self._shared_changed and not tells_ahead and self.source.runs_ahead
 
     def begin(self, place: State) -> bool:
-        before, self._shared_before = self._shared_before, None
-        if not before or self._shared is None or (path := self._shared.changed(before)) is None:
+        if (path := self._shared.changed()) is None:
             return True
         self._shared_changed = True
         _logger.warning(
@@ -283,12 +283,20 @@ class ParallelMapper(Node[T]):
         self._window.restart(self._window.base, self._window.ahead)
         self.source.shutdown()
 
-    def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
-        self.source._was_read(self._source_ns)
-        return super().statistics(elapsed_s, items)
+    def _transformed(self, item: Any) -> Any:
+        """What a `Batcher` or a `Sharder` downstream gets, which reads the source itself. Only without workers."""
+        if isinstance(item, EndOfEpoch):
+            return item
+        began = now()
+        value = self.executor.run_inline(item, began)
+        self.executor.count(item)
+        self._own_ns += now() - began
+        return value
 
     def _was_read(self, ns: int) -> None:
-        self._read_ns = ns
+        super()._was_read(ns)
+        if self._source_ns:
+            self.source._was_read(self._source_ns)
 
     def _items_read(self, items: int) -> int:
         return self.executor.tasks + self._window.under_way
@@ -321,7 +329,8 @@ class ParallelMapper(Node[T]):
                     one.read(source, began, ended)
                 place = source.get_state()
                 if isinstance(item, EndOfEpoch):
-                    self._at_marker, self._shared_before = True, None
+                    self._at_marker = True
+                    self._shared.forget()
                     entry = Entry(item, None, place)
                 else:
                     if self._at_marker:
@@ -345,16 +354,12 @@ class ParallelMapper(Node[T]):
 
     def _values_before(self) -> dict[str, bytes] | None:
         """The shared values before the first item of an epoch is pulled, perhaps before the loop asks for it. None if it is not."""
-        if not self.num_workers and not reads_ahead():
-            return None
-        if self._shared is None:
-            self._shared = SharedValues(self.map_fn, getattr([*self.chain()][-1], "iterable", None), self._init)
-        return self._shared.read()
+        return self._shared.read() if self.num_workers or reads_ahead() else None
 
     def _began(self, before: dict[str, bytes] | None) -> None:
         """That item was pulled, and no worker has seen it yet."""
-        if before is not None and self._shared is not None:
-            self._shared_before = self._shared.begun(before, waited=not reads_ahead())
+        if before is not None:
+            self._shared.begin(before, waited=not reads_ahead())
         self._at_marker = False
 
     def _go_to(self, place: State) -> None:
@@ -393,7 +398,8 @@ class ParallelMapper(Node[T]):
             return _HELD
         place = source.get_state()
         if isinstance(item, EndOfEpoch):
-            self._at_marker, self._shared_before = True, None
+            self._at_marker = True
+            self._shared.forget()
             self._at = window.base = place
             return item
         if self._at_marker:
@@ -404,11 +410,11 @@ class ParallelMapper(Node[T]):
             if not is_own_error(exc):
                 raise
             # This needs an entry, with a finished job: `next` raises and counts its error, as it does for a worker's.
-            job = Job(item)
-            job.error, job.done = exc, True
             self._at = place
-            window.push(Entry(None, job, place))
+            window.push(Entry(None, Job(item, exc), place))
             return _HELD
+        executor.tasks += 1  # `Executor.count`, inlined
+        executor.samples += samples_of(item)
         self._at = window.base = place  # the last step: see the top of this file
         return value
 
@@ -417,7 +423,7 @@ class ParallelMapper(Node[T]):
         candidates, executor = self._window.candidates(), self.executor
         if not candidates:
             raise StopIteration
-        if executor.num_workers and not executor.tasks % _LOOK:
+        if executor.crew.number and not executor.tasks % _LOOK:
             self._looks += 1
             self._ready += self._window.ready()
         while True:
@@ -441,6 +447,33 @@ class ParallelMapper(Node[T]):
                 f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on that rank, but "
                 f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
             )
+
+
+@final
+class Mapper(ParallelMapper[T]):
+    """A `ParallelMapper` without workers: apply ``map_fn`` to each item of ``source`` in the caller's thread.
+
+    Args:
+        source: Yields the items.
+        map_fn: A `Fetch`, or any callable of one value. Never called for a marker.
+        seed: Seeds the samples' random numbers; default: the seed of the order.
+        seed_global_rngs: See `ParallelMapper`.
+    """
+
+    __module__ = "penstock.nodes"
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        map_fn: Callable[[Any], T],
+        *,
+        seed: int | None = None,
+        seed_global_rngs: bool | Literal["always"] = True,
+    ) -> None:
+        super().__init__(source, map_fn, 0, seed=seed, seed_global_rngs=seed_global_rngs)
+
+    def details(self) -> dict[str, Any]:
+        return {"map_fn": self.map_fn}
 
 
 _HELD = object()

@@ -1,4 +1,4 @@
-"""The workers of a `ParallelMapper`: the user's settings for them, and `open_pool`, the only place that chooses their pool.
+"""The workers of a `ParallelMapper`: the user's settings for them, how many there are, and `open_pool`, the only place that chooses their pool.
 
 A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that file, add its ``method``
 to `METHODS`, and add a branch to `open_pool`. No other code compares method names; code that depends on the method reads its `Kind`.
@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from penstock._arguments import seconds, whole_number
-from penstock._workers.inline_pool import InlinePool
+from penstock._memory.tree import nbytes
 from penstock._workers.meter import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock._fetch.task import Task
     from penstock._memory.allocation import Allocate
-    from penstock._nodes.inline_work import InlineWork
+    from penstock._nodes.auto_workers import AutoWorkers
     from penstock._workers.blocked import Place
+    from penstock._workers.meter import Totals
     from penstock._workers.pool import Pool, StartMethod
 
 
@@ -105,41 +107,113 @@ class WorkerOptions:
         return METHODS[self.method]
 
 
-def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: int, allocate: Allocate, place: Place | None) -> Pool:
+@final
+class Crew:
+    """How many workers there are, and how many items they may have in progress.
+
+    Args:
+        options: The user's settings.
+
+    Attributes:
+        auto: Finds the number of workers; None if the user has chosen it.
+        number: Workers now; 0: the calling thread does the work.
+        most: Upper limit for the number.
+        depth: The most items in progress.
+        is_new: No item has shown its size yet.
+    """
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self.auto: AutoWorkers | None = None
+        if options.is_auto:
+            from penstock._nodes.auto_workers import AutoWorkers
+
+            self.auto = AutoWorkers(options.kind.most)
+        self.number: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]  # "auto" is no number
+        self.most = self.number if self.auto is None else self.auto.most
+        self.is_new = self.number > 0
+        self._per_worker = options.prefetch_factor or _FEW
+        self.depth = self.depth_of(self.number)
+
+    def __str__(self) -> str:
+        kind = self._options.kind
+        if not self.number:
+            return "no workers"
+        return f"{self.number} {kind.one if self.number == 1 else kind.many}{' (auto)' * (self.auto is not None)}"
+
+    def depth_of(self, workers: int) -> int:
+        """The most items in progress with so many workers."""
+        if not self.number:
+            return 1
+        return workers * self._per_worker if self._options.max_concurrent is None else self._options.max_concurrent
+
+    def learn(self, value: Any) -> None:
+        """Choose the depth from the bytes of the first item. For small items, waking a worker is most of the cost, so more are in progress."""
+        self.is_new, options, size = False, self._options, nbytes(value)
+        if options.max_concurrent is None and options.prefetch_factor is None:
+            self._per_worker = options.kind.ahead if size <= 2**16 else _SOME if size <= 2**20 else _FEW
+            self.depth = self.depth_of(self.number)
+        if self.auto is not None and options.max_concurrent is None:
+            self.auto.ahead_bytes = int(size) * self._per_worker
+
+    def resize(self, pool: Pool, waited_ns: int) -> None:
+        """Apply the number of workers that ``num_workers="auto"`` has chosen, now that the node has waited so long in total."""
+        if self.auto is None or (wanted := self.auto.look(pool, waited_ns, self.depth)) == self.number:
+            return
+        number = pool.resize(wanted)
+        self.depth = self.depth_of(number)
+        self.auto.resized(number, wanted, self.depth)
+        self.number = number  # last: after an interrupt, the next call does all of it again
+
+    def available_ns(self, totals: Totals) -> int:
+        """The time that all workers together had so far."""
+        if self.auto is not None:
+            return self.auto.available_ns(totals.first, totals.last)
+        return max(1, self.number) * (totals.last - totals.first)
+
+
+_FEW, _SOME = 2, 4  # items in progress per worker
+
+
+def open_pool(options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate, place: Place | None) -> Pool:
     """A new pool, not yet started.
 
     Args:
         options: The user's settings; ``options.method`` decides.
-        inline: The work. Workers get ``inline.seeded``; without workers, the caller's thread calls ``inline`` itself.
-        workers: Workers at first; 0 for none.
-        most: Upper limit for the number of workers.
+        work: What each worker gets.
+        crew: How many workers at first, at least 1, and at most.
         allocate: Memory for the results of work in this process.
         place: The place of the thread that waits for worker threads; see `DrawWatch`.
     """
-    if not workers:
-        return InlinePool(inline, allocate, inline.meter)
+    workers, most = crew.number, crew.most
     if options.method == "thread":
         from penstock._workers.thread_pool import ThreadPool
 
-        return ThreadPool(inline.seeded, workers, most=most, allocate=allocate, place=place)
+        return ThreadPool(work, workers, most=most, allocate=allocate, place=place)
 
-    factor = options.prefetch_factor
-    max_restarts = max(8, 2 * most) if options.max_restarts is None else options.max_restarts
-    shared: dict[str, Any] = {
-        "most": most,
-        "queue_size": factor or options.kind.ahead,
-        "max_restarts": max_restarts,
-        "seed": inline.seeded.seed,
-    }
+    from penstock._workers.processes.protocol import Setup
+
     init: Any = options.worker_init_fn
+    if options.method == "process":
+        for one in traced:
+            init = one.in_worker(init)
+    setup = Setup(work, most, work.seed, init)
+    factor, ahead = options.prefetch_factor, options.kind.ahead
+    max_restarts = max(8, 2 * most) if options.max_restarts is None else options.max_restarts
     if options.method == "ray":
         from penstock._workers.ray_pool import RayPool
 
-        return RayPool(inline.seeded, workers, ray_options=options.ray_options, allocate=allocate, worker_init_fn=init, **shared)
+        ray_options = options.ray_options
+        return RayPool(setup, workers, queue_size=factor or ahead, max_restarts=max_restarts, ray_options=ray_options, allocate=allocate)
 
     from penstock._workers.process_pool import ProcessPool
 
-    for one in traced:
-        init = one.in_worker(init)
-    refill_at, context = None if factor else options.kind.ahead // 2, options.multiprocessing_context
-    return ProcessPool(inline.seeded, workers, refill_at=refill_at, multiprocessing_context=context, worker_init_fn=init, **shared)
+    refill_at, context = None if factor else ahead // 2, options.multiprocessing_context
+    return ProcessPool(
+        setup,
+        workers,
+        queue_size=factor or ahead,
+        refill_at=refill_at,
+        max_restarts=max_restarts,
+        multiprocessing_context=context,
+    )

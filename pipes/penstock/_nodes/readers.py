@@ -6,7 +6,6 @@ A *pass* is one reading from beginning to end. Some sources count their passes a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import islice
@@ -14,18 +13,21 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import Sampler
 
 from penstock._arguments import checksum
 from penstock._errors import GraphError, is_own_error
+from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.epoch_calls import tell_epoch
+from penstock._fetch.self_splitting import wrapped
 from penstock._nodes.encoding import TAG, decoded, encoded
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
-from penstock._nodes.self_splitting import wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
+
+    from penstock._fetch.dataset_facts import DatasetFacts
 
 
 class Reader(Protocol):
@@ -77,10 +79,6 @@ class Reader(Protocol):
 _END = object()
 
 
-def _is_stateful(thing: Any) -> bool:
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-
-
 @final
 class IterableReader:
     """Reads an iterable. The state is the iterable's own, or that of its iterator if only the iterator has one."""
@@ -89,16 +87,15 @@ class IterableReader:
     IS_NODE = False
     plain = False
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
-        # An IterableDataset may be its own iterator and still restart in __iter__.
-        if isinstance(iterable, Iterator) and not isinstance(iterable, IterableDataset):
+    def __init__(self, facts: DatasetFacts) -> None:
+        if facts.read == "once":
             raise GraphError(
-                f"{type(iterable).__name__} is an iterator, which can be read only once, but every epoch reads it from the beginning. Pass the iterable that it was made from."
+                f"{facts.name} is an iterator, which can be read only once, but every epoch reads it from the beginning. Pass the iterable that it was made from."
             )
-        self._iterable: Any = iterable
+        self._iterable = facts.dataset
         self._iterator: Any = iter(())
-        self.stateful = _is_stateful(iterable)
-        self.told = hasattr(iterable, "set_epoch")
+        self.stateful = facts.has_state
+        self.told = facts.is_told
 
     @property
     def exclusive(self) -> bool:
@@ -134,17 +131,17 @@ class IterableReader:
             return True
         self._iterator = iter(self._iterable)
         if state is not None and not self._stands_at(saved):  # its __iter__ restarted and lost the state: load it once more
-            (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
+            (self._iterator if is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
         if (
             ended
         ):  # an iterable that begins where a loaded state says must end this pass, or the next pass would be the empty rest of this one
             if next(self._iterator, _END) is not _END:  # it had already started over: undo that read
                 self._iterable.load_state_dict(decoded(saved))
             self._iterator = iter(())
-        return self.stateful or _is_stateful(self._iterator)
+        return self.stateful or is_stateful(self._iterator)
 
     def _stands_at(self, saved: Any) -> bool:
-        if not self.stateful and not _is_stateful(self._iterator):
+        if not self.stateful and not is_stateful(self._iterator):
             return True
         try:
             return bool(encoded(self.state(), "state") == saved)
@@ -155,7 +152,7 @@ class IterableReader:
         return next(self._iterator)
 
     def state(self) -> Any:
-        return self._iterable.state_dict() if self.stateful else self._iterator.state_dict() if _is_stateful(self._iterator) else None
+        return self._iterable.state_dict() if self.stateful else self._iterator.state_dict() if is_stateful(self._iterator) else None
 
     def shutdown(self) -> None:
         pass
@@ -191,7 +188,7 @@ class NodeReader:
         self.told = False
         around = list(wrapped(node))
         updaters = [one.epoch_updater for one in around if hasattr(one, "epoch_updater")]
-        users = [one for one in around if _is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
+        users = [one for one in around if is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
         self._generators = _Generators(inside)
         self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 import numpy as np
 
-from penstock._errors import GraphError, StateMismatch
+from penstock._errors import GraphError, Once, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import IndexNode, index_of
 from penstock._nodes.node import as_node, epoch_of, fields, place_of
@@ -89,7 +89,7 @@ class Sharder(IndexNode[T]):
         self.tail = tail
         self._split: Literal["items", "within", "own"] = "own" if own else split
         self._opened = -1  # the epoch that `_open` has checked
-        self._said = False
+        self._once = Once()
         super().__init__(node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail})
 
     def details(self) -> dict[str, Any]:
@@ -224,8 +224,7 @@ class Sharder(IndexNode[T]):
         )
 
     def _say_own(self, world_size: int) -> None:
-        if world_size > 1 and self.first.state_is_per_rank() and not self._said:
-            self._said = True
+        if world_size > 1 and self.first.state_is_per_rank() and self._once("own"):
             log.warning(
                 "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and at this world size. Save the states of "
                 "all ranks."

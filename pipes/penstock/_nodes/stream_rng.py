@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from penstock._fetch.held_generators import HeldGenerators
 from penstock._memory.modes import neutral_modes
@@ -15,6 +15,8 @@ from penstock._workers.reader_thread import reads_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from penstock._fetch.dataset_facts import DatasetFacts
 
 log = logging.getLogger("penstock")
 
@@ -27,18 +29,18 @@ class StreamRng:
     """Seeds the global generators, and those that an iterable holds, while it is read. In a reader thread it does not, because the consumer draws from them at the same time.
 
     Args:
-        name: Of the iterable.
+        facts: Of the iterable.
         seed: From 0 to 2**63 - 1.
         enabled: False leaves the generators alone.
-        holder: Whose generators are seeded too, by their paths; None: nobody's.
+        held: Whether those that the iterable holds are seeded too, by their paths.
     """
 
-    def __init__(self, name: str, seed: int, enabled: bool, holder: Any = None) -> None:
-        self._name = name
+    def __init__(self, facts: DatasetFacts, seed: int, enabled: bool, held: bool) -> None:
+        self._name = facts.name
         self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
         self._enabled = enabled
         self._seeds = False  # whether this read does
-        self._held = HeldGenerators(self._key, {"iterable": holder}, enabled and holder is not None)
+        self._held = HeldGenerators(self._key, {"iterable": facts.dataset} if held else {}, enabled and held)
         self._watched = not enabled
 
     @contextlib.contextmanager

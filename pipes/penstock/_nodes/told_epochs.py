@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from penstock._fetch.epoch_calls import listen
+from penstock._fetch.epoch_calls import is_told, listen
 from penstock._fetch.held import held
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.sampler_traits import tell, told_by
@@ -37,7 +37,7 @@ class ToldEpochs:
         self._samplers = [sampler for node in nodes for sampler in node.told]
         objects = [one for sampler in self._samplers for one in told_by(sampler)]
         for one in (*self._samplers, *(data for node in nodes for data in node.watched)):
-            objects += [inner.value for inner in held({"": one}, _LOOKED_AT)[0] if _is_told(inner.value)]
+            objects += [inner.value for inner in held({"": one}, _LOOKED_AT)[0] if is_told(inner.value)]
         self._objects = list({id(one): one for one in objects}.values())
         self.first = tuple(heard.calls - heard.is_users for heard in map(listen, self._objects))
 
@@ -63,7 +63,3 @@ class ToldEpochs:
         with neutral_modes():
             for sampler in self._samplers:
                 tell(sampler, epoch, seeded=True)
-
-
-def _is_told(one: Any) -> bool:
-    return not isinstance(one, type) and callable(getattr(type(one), "set_epoch", None))

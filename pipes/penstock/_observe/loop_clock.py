@@ -105,7 +105,7 @@ class LoopClock:
             root._was_read(read_ns)
             of_graph["nodes"] = root.statistics(elapsed_s, batches)
             for node in root.chain():
-                of_graph = node._stages() | of_graph
+                of_graph |= node._stages()  # of several mappers the first one loads
         return LoaderStatistics(
             batches=batches,
             epochs=self._epochs,

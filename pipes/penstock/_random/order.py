@@ -1,8 +1,7 @@
-"""The interface of orders, and of datasets that have their own order."""
+"""The interface of orders."""
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -75,40 +74,3 @@ class PlannedOrder(Order, Protocol):
     def keeps(self, epoch: int) -> bool:
         """Whether `Order.indices` of ``epoch`` will find its plan ready."""
         ...
-
-
-class OrderedDataset(Protocol):
-    """A dataset with its own order: `Loader.from_dataset` uses it unless another order is passed."""
-
-    def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The order, as a pure function of the arguments; None for the default order.
-
-        Args:
-            shuffle: Whether the user asked for a shuffle.
-            seed: Seeds everything random.
-        """
-        ...
-
-
-def dataset_order(dataset: Any, *, shuffle: bool, seed: int) -> Order | None:
-    """The own order of ``dataset``, if it has one.
-
-    An ``order`` that is not a method, or takes other arguments, is unrelated and is ignored.
-
-    Raises:
-        TypeError: Its ``order`` method returned something else.
-    """
-    method = getattr(type(dataset), "order", None)
-    if not callable(method):
-        return None
-    try:
-        inspect.signature(method).bind(dataset, shuffle=shuffle, seed=seed)
-    except (TypeError, ValueError):
-        return None
-    order = dataset.order(shuffle=shuffle, seed=seed)
-    if order is not None and not isinstance(order, Order):
-        raise TypeError(
-            f"{type(dataset).__name__}.order(shuffle=, seed=) returned a {type(order).__name__}, but an order has __len__, indices and settings. If the method "
-            f"is unrelated to the loader, rename it."
-        )
-    return order

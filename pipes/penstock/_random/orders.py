@@ -15,20 +15,11 @@ import numpy.typing as npt
 import torch
 
 from penstock._arguments import Shown, checksum, whole_number
-from penstock._random.order import Order, dataset_order
 from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
 Permutation = npt.NDArray[np.signedinteger[Any]]
 
 LONGEST: Final = 2**56
-
-
-def order_of(dataset: Any, *, shuffle: bool, seed: int) -> Order:
-    """The own order of ``dataset``, or the default order for its length."""
-    brought = dataset_order(dataset, shuffle=shuffle, seed=seed)
-    if brought is not None:
-        return brought
-    return ShuffledOrder(len(dataset), seed) if shuffle else SequentialOrder(len(dataset))
 
 
 class PlainOrder(Shown):

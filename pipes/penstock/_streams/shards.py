@@ -133,7 +133,7 @@ class Shards(Sharded):
         return records
 
     def order(self, *, shuffle: bool, seed: int) -> ShardOrder:
-        """The order of the records; see `OrderedDataset`."""
+        """The order of the records; see `DatasetLike`."""
         if shuffle:
             order = ShardOrder(self.counts, self._cuts, self._window, seed)
         else:

@@ -168,7 +168,7 @@ class Stream(Sharded):
         return self._transformed(record)
 
     def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
-        """The order of the items; see `OrderedDataset`. A stream can be read in only one order, because it determines what an index refers to."""
+        """The order of the items; see `DatasetLike`. A stream can be read in only one order, because it determines what an index refers to."""
         said = {"shards": len(self.shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = shortened(step_values(self._steps))

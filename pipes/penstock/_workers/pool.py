@@ -53,11 +53,11 @@ class Job:
 
     __slots__ = ("done", "error", "task", "value", "worker")
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: Any, error: BaseException | None = None) -> None:
         self.task = task
-        self.done = False
+        self.done = error is not None
         self.value: Any = None
-        self.error: BaseException | None = None
+        self.error = error
         self.worker = IDLE
 
     @property

@@ -13,15 +13,15 @@ import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._workers.lifetime import PATIENCE_S, patience_s
-from penstock._workers.processes.protocol import Setup
 from penstock._workers.processes.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from multiprocessing.context import BaseContext
 
     from penstock._statistics import Durations, WorkerStatistics
-    from penstock._workers.pool import Job, Work
+    from penstock._workers.pool import Job
+    from penstock._workers.processes.protocol import Setup
 
 
 def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
@@ -46,21 +46,17 @@ def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
 
 @final
 class ProcessPool:
-    """`Pool` of ``num_workers`` processes that run ``work``.
+    """`Pool` of processes.
 
     Args:
-        work: Each worker receives it once, by fork or pickled.
-        num_workers: At least 1.
-        most: Upper limit for `resize`, and the number of workers that each worker sees; None: ``num_workers``.
+        setup: What each worker receives.
+        num_workers: Workers at first; default: ``setup.num_workers``, which is the upper limit for `resize`.
         queue_size: Tasks that a worker may hold, including the one in progress. Values above 64 act as 64.
         refill_at: A worker gets new tasks once it holds this many or fewer, and then several at once, because waking it is most of the cost
             of a small task. Default: as soon as it has room.
         max_restarts: Workers that may be replaced over the life of the pool, in total. This is not a rate: a job that runs for weeks should
             end with a reason rather than lose a worker a day unnoticed.
         multiprocessing_context: A start method or context; default: multiprocessing's own for the platform.
-        worker_init_fn: Called with the worker's number as each worker starts, after seeding.
-        seed: Together with its number, seeds a worker's own generators.
-        name: Prefix of the processes' names.
 
     Raises:
         ValueError: A number is out of bounds, or see `check_processes`.
@@ -69,23 +65,19 @@ class ProcessPool:
 
     def __init__(
         self,
-        work: Work,
-        num_workers: int,
+        setup: Setup,
+        num_workers: int | None = None,
         *,
-        most: int | None = None,
         queue_size: int = 2,
         refill_at: int | None = None,
         max_restarts: int = 8,
         multiprocessing_context: str | BaseContext | None = None,
-        worker_init_fn: Callable[[int], None] | None = None,
-        seed: int = 0,
-        name: str = "penstock-map",
     ) -> None:
+        num_workers = setup.num_workers if num_workers is None else num_workers
         for what, number, least in (("num_workers", num_workers, 1), ("queue_size", queue_size, 1), ("max_restarts", max_restarts, 0)):
             if number < least:
                 raise ValueError(f"{what}={number} must be at least {least}.")
         check_processes(multiprocessing_context)
-        setup = Setup(work, most or num_workers, seed, worker_init_fn, name)
         self._scheduler = Scheduler(
             setup, num_workers, queue_size, queue_size - 1 if refill_at is None else refill_at, max_restarts, multiprocessing_context
         )

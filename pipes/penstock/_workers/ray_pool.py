@@ -33,7 +33,7 @@ from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
 from penstock._memory.allocation import afresh
 from penstock._memory.parcel import BYTES, value_of
 from penstock._workers.meter import Histogram, now
-from penstock._workers.pool import IDLE, Job, Work, named
+from penstock._workers.pool import IDLE, Job, named
 from penstock._workers.processes.protocol import VALUE, Setup
 from penstock._workers.processes.remote_error import RemoteError
 from penstock._workers.processes.task_table import PendingTask, TaskTable
@@ -41,7 +41,7 @@ from penstock._workers.ray_actors import Actor, Actors, Request, end, kill
 from penstock._workers.ray_worker import NO_TASK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock._memory.allocation import Allocate
     from penstock._statistics import Durations, WorkerStatistics
@@ -58,36 +58,30 @@ _SHORT_NS: Final = 2_000_000
 
 @final
 class RayPool:
-    """`Pool` of ``num_workers`` actors that run ``work``.
+    """`Pool` of actors.
 
     Args:
-        work: Each actor receives it once, pickled by Ray's cloudpickle, which includes classes of ``__main__`` and lambdas.
-        num_workers: At least 1.
-        most: Upper limit for `resize`, and the number of workers that each worker sees; None: ``num_workers``.
+        setup: What each actor receives, pickled by Ray's cloudpickle, which includes classes of ``__main__`` and lambdas.
+        num_workers: Actors at first.
         queue_size: Tasks that an actor may hold, including the one in progress.
         max_restarts: Actors that may be replaced over the life of the pool, in total.
         ray_options: For ``ray.remote(…).options(…)``: what an actor needs (default: ``{"num_cpus": 1}``), ``runtime_env``, ``scheduling_strategy``, …
         allocate: Memory for results. Called in the consumer's thread.
-        worker_init_fn: Called with the worker's number as each worker starts, after seeding.
-        seed: Together with its number, seeds a worker's own generators.
     """
 
     def __init__(
         self,
-        work: Work,
+        setup: Setup,
         num_workers: int,
         *,
-        most: int | None = None,
         queue_size: int = 2,
         max_restarts: int = 8,
         ray_options: Mapping[str, Any] | None = None,
         allocate: Allocate = afresh,
-        worker_init_fn: Callable[[int], None] | None = None,
-        seed: int = 0,
     ) -> None:
         self.size = num_workers
-        self._work = work
-        self._actors = Actors(Setup(work, most or num_workers, seed, worker_init_fn, "penstock-map"), ray_options or {})
+        self._work = setup.work
+        self._actors = Actors(setup, ray_options or {})
         self._queue_size, self._max_restarts = queue_size, max_restarts
         self._allocate = allocate
         self._tasks = TaskTable()

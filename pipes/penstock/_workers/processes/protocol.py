@@ -44,13 +44,21 @@ _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 @dataclass(frozen=True)
 class Setup:
-    """The setup that every worker receives once."""
+    """The setup that every worker receives once.
+
+    Attributes:
+        work: By fork or pickled.
+        num_workers: The most workers that there may be, which is the number that each of them sees.
+        seed: Together with its number, seeds a worker's own generators.
+        worker_init_fn: Called with the worker's number as each worker starts, after seeding.
+        name: Prefix of the processes' names.
+    """
 
     work: Work
     num_workers: int
-    seed: int
-    worker_init_fn: Callable[[int], None] | None
-    name: str
+    seed: int = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    name: str = "penstock-map"
 
 
 class Area:

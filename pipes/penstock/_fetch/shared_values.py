@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -16,11 +17,10 @@ import torch
 
 from penstock._arguments import checksum
 from penstock._errors import is_own_error
-from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import SMALL, held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _LARGE: Final = 64 * 1024
 """Bytes of the largest value of which a checksum is kept. One of more than 1 KB is what another process holds."""
@@ -28,21 +28,23 @@ _LARGE: Final = 64 * 1024
 
 @final
 class SharedValues:
-    """The shared values that ``map_fn`` or ``iterable`` holds. Modules are looked up, not imported: an unimported one has made no value.
+    """The shared values that some objects hold, looked for when an epoch is first begun ahead of the loop.
+
+    Modules are looked up, not imported: an unimported one has made no value.
 
     Args:
-        map_fn: A `Fetch`, whose dataset, transform and collate function are looked into, or any function.
-        iterable: What the items are read from; None if it is no iterable.
-        worker_init_fn: May hold one for the workers, as a ``functools.partial`` does.
+        roots: The objects, by the first word of their paths.
+        told: The root that is told its epoch; a value in which it keeps that does not count.
     """
 
-    def __init__(self, map_fn: Callable[[Any], Any], iterable: Any, worker_init_fn: Any = None) -> None:
-        self._told = hasattr(iterable, "set_epoch")
-        roots: dict[str, Any] = {"iterable": iterable, "function": map_fn}
-        if isinstance(map_fn, Fetch):
-            roots = {"iterable": iterable, "dataset": map_fn.dataset, "transform": map_fn.transform, "collate_fn": map_fn.collate_fn}
-        found, _ = held({**roots, "worker_init_fn": worker_init_fn})
-        self._readers = {one.path: reader for one in found if (reader := _reader(one.value)) is not None}
+    def __init__(self, roots: Mapping[str, Any], told: str | None) -> None:
+        self._roots = roots
+        self._told = told
+        self._begun: dict[str, bytes] = {}  # the values with which the epoch was begun that the loop has not asked for yet
+
+    @cached_property
+    def _readers(self) -> dict[str, Callable[[], bytes]]:
+        return {one.path: reader for one in held(self._roots)[0] if (reader := _reader(one.value)) is not None}
 
     def read(self) -> dict[str, bytes]:
         """The values now, by their paths. One that cannot be read, such as a proxy whose manager has ended, is left out from then on."""
@@ -56,24 +58,30 @@ class SharedValues:
                 del self._readers[path]
         return {path: value if len(value) <= SMALL else checksum(value).encode() for path, value in values.items() if len(value) <= _LARGE}
 
-    def begun(self, before: dict[str, bytes], waited: bool) -> dict[str, bytes]:
-        """The values with which an epoch begins. One in which an iterable with a ``set_epoch`` keeps its epoch does not count from then on.
+    def begin(self, before: dict[str, bytes], waited: bool) -> None:
+        """The first item of an epoch was read, and no worker has seen it yet.
 
         Args:
-            before: The values before the first item of the epoch was read.
+            before: The values before it was read.
             waited: Whether the loop waited meanwhile, and so cannot have set one.
         """
         now = self.read()
-        if self._told:
-            own = {path for path, value in now.items() if path.startswith("iterable") and before.get(path) != value}
-            self._readers = {path: reader for path, reader in self._readers.items() if path not in own}
+        if self._told is not None:
+            own = {path for path, value in now.items() if path.startswith(self._told) and before.get(path) != value}
+            for path in own:
+                self._readers.pop(path)
             now, before = ({path: value for path, value in values.items() if path not in own} for values in (now, before))
-        return now if waited else before
+        self._begun = now if waited else before
 
-    def changed(self, before: dict[str, bytes]) -> str | None:
-        """The path of a value that is no longer what it was ``before``; None if all are."""
-        now = self.read()
-        return next((path for path, value in before.items() if path in now and now[path] != value), None)
+    def forget(self) -> None:
+        """What was begun ahead is dropped, or another epoch begins."""
+        self._begun = {}
+
+    def changed(self) -> str | None:
+        """The loop asks for the epoch: the path of a value that is no longer what it was when that was begun; None if all are."""
+        begun, self._begun = self._begun, {}
+        now = self.read() if begun else {}
+        return next((path for path, value in begun.items() if path in now and now[path] != value), None)
 
 
 def _reader(value: Any) -> Callable[[], bytes] | None:
