@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
-from penstock._arguments import Shown, brief, whole_number
-from penstock._random.draws import trying
+from penstock._arguments import Shown, whole_number
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
@@ -210,10 +209,8 @@ class Shards(Shown, Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Counted: record ``index`` over all shards; a negative index counts from the end. Not counted: item ``index`` of the stream."""
-        record, transform = self._records[index], self._transform
-        if transform is not None and (trial := trying.get()) is not None:
-            transform = trial.watched(transform, f"transform {brief(transform)}")
-        return record if transform is None else transform(record)
+        record = self._records[index]
+        return record if self._transform is None else self._transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records at several indices. Each shard is read once, front to back. None unless the shards are counted and there is no transform."""
