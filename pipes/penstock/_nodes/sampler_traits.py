@@ -1,4 +1,4 @@
-"""Facts about a torch sampler that are known without reading it: what it wraps, which generators it uses, how long it is."""
+"""Facts about a torch sampler that are known without reading it: what it wraps, and which generators it uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock._errors import suppress_own
-from penstock._fetch.dataset_facts import length
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.held import held
 from penstock._random.global_rng import global_rngs_kept, global_states, seed_globals
-from penstock._workers.reader_thread import reads_ahead
 
 _GLOBAL = torch.default_generator, np.random.mtrand._rand
 _DEEPEST = 16
@@ -58,19 +56,6 @@ def copied(sampler: Any, *, whole: bool = False) -> Any:
     return None
 
 
-def twin(sampler: Any) -> Any:
-    """A shallow copy of one of torch's samplers, over the same data and without a generator; any other sampler unchanged."""
-    if not isinstance(sampler, Sampler):
-        return sampler
-    other = copy.copy(sampler)
-    for name in ("batch_sampler", "sampler"):
-        if hasattr(other, name):
-            setattr(other, name, twin(getattr(other, name)))
-    if hasattr(other, "generator"):
-        other.generator = None
-    return other
-
-
 def told_by(sampler: Any) -> list[Any]:
     """What `tell` reaches: ``sampler`` and everything it wraps, as far as they have a ``set_epoch``."""
     return [one for one in wrapped(sampler) if callable(getattr(one, "set_epoch", None))]
@@ -99,17 +84,3 @@ def comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
     """The result of `global_states` without arrays."""
     name, keys, *rest = states[1]
     return states[0], name, bytes(keys), rest, states[2]
-
-
-def is_told(sampler: Any) -> bool:
-    """Whether `tell` reaches a ``set_epoch``, so that an epoch depends on its number and not on earlier epochs."""
-    return bool(told_by(sampler))
-
-
-def length_in(sampler: Any, epoch: int) -> int | None:
-    """``len(sampler)`` in ``epoch``: from a copy with its epoch set, or from ``sampler`` if it cannot be copied."""
-    other = copied(sampler)
-    if other is None:
-        return length(sampler)
-    tell(other, epoch, seeded=not reads_ahead())
-    return length(other)
