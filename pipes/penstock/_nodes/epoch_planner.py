@@ -12,7 +12,7 @@ from penstock._nodes.plan_source import PlanRequest
 from penstock._nodes.sampler_content import CannotCompare, Memory, content
 from penstock._nodes.sampler_reading import Reading
 from penstock._nodes.sampler_traits import copied, owns_its_randomness, tell, told_by
-from penstock._random.global_rng import GlobalRngSnapshot
+from penstock._random.draws import looker
 
 if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan
@@ -66,7 +66,6 @@ class EpochPlanner:
         self._next_epoch: int | None = 0  # the epoch that the sampler yields next; None: it was left in the middle of one
         self._asked = False
         self._reading: Reading | None = None
-        self._watch = GlobalRngSnapshot()
         self.place: Place = "thread" if self._is_torchs and self.pristine is not None else "here"
 
     def __call__(self, request: PlanRequest) -> Plan:
@@ -74,7 +73,8 @@ class EpochPlanner:
 
         If a thread makes it, and meanwhile the global generators move, or what the sampler's code reaches changes, the plan says that it drew.
         """
-        before = (self._watch.look(), self._reaches_the_same()) if self.place == "thread" and not self._is_torchs else None
+        look = looker() if self.place == "thread" and not self._is_torchs else None
+        before = None if look is None else (look(), self._reaches_the_same())
         try:
             if self._reading is None or (self._reading.epoch, self._reading.begin) != request[:2]:
                 self._begin(request)
@@ -92,8 +92,8 @@ class EpochPlanner:
         if not plan.more:
             self.close()
             self._next_epoch = request.epoch + 1
-        if before is not None:
-            plan = replace(plan, drew=before != (self._watch.look(), True) or not self._reaches_the_same())
+        if look is not None:
+            plan = replace(plan, drew=before != (look(), True) or not self._reaches_the_same())
         elif self.pristine is not None and not plan.drew and not plan.is_block:
             self.place = "thread"
         return replace(plan, said=plan.signature())  # here, where the consumer does not wait for it
