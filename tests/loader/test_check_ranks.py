@@ -207,7 +207,7 @@ def test_nobody_reads_the_sampler_at_the_same_time():
     read, write = os.read, os.write  # a sampler that names `os` counts as one that reads files
 
     class Slow:
-        epoch = 0
+        epoch = readers = 0
 
         def set_epoch(self, epoch):
             self.epoch = epoch
@@ -216,10 +216,12 @@ def test_nobody_reads_the_sampler_at_the_same_time():
             return N
 
         def __iter__(self):
+            self.readers += 1
             write(begin, b"%d" % self.epoch)
             if self.epoch == 1:
                 read(gate, 1)
-            return iter(range(self.epoch, N + self.epoch))
+            alone, self.readers = self.readers == 1, self.readers - 1
+            return iter(range(self.epoch, N + self.epoch) if alone else range(N))
 
     with indices_of(Slow()) as loader:
         batches = iter(loader)
@@ -228,12 +230,13 @@ def test_nobody_reads_the_sampler_at_the_same_time():
         said = []
         asks = threading.Thread(target=lambda: said.append(looked_at(loader)))
         asks.start()
+        assert os.read(began, 1) == b"1"
         os.close(key)
         asks.join()
         assert list(batches) == []
         following = np.concatenate(list(loader))
     os.close(begin), os.close(began), os.close(gate)
-    assert whole == [*range(N)]
+    assert (whole, following.tolist()) == ([*range(N)], [*range(1, N + 1)])
     assert said == [zlib.crc32(following.astype("<i8").tobytes())]
 
 
