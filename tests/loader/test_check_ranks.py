@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import zlib
+from collections import deque
 from functools import partial
 from itertools import islice
 
@@ -51,7 +52,22 @@ class Draws:
         return iter(np.random.permutation(N).tolist())
 
 
+class Turns:
+    """Turns what it calls its dataset by one place each time it is read."""
+
+    def __init__(self):
+        self.dataset = deque(range(N))
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        self.dataset.rotate(1)
+        return iter([*self.dataset])
+
+
 SAMPLERS = {
+    "turns its dataset": Turns,
     "torch's": lambda: RandomSampler(range(N)),
     "remembers": Remembers,
     "cannot be pickled": lambda: Remembers(more=lambda: None),

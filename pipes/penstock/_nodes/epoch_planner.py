@@ -128,7 +128,8 @@ class EpochPlanner:
 
     def anew(self) -> EpochPlanner | None:
         """A planner over another copy of the sampler, which plans here and changes nothing. None if the sampler cannot be copied."""
-        sampler = copied(self._sampler if self.pristine is None else self.pristine)
+        source = self._sampler if self.pristine is None else self.pristine
+        sampler = copied(source, shares_data=not _can_compare(source))
         if sampler is None:
             return None
         other = EpochPlanner(sampler, self._seed, batches=self._batches, infinite=self._infinite)
@@ -203,6 +204,14 @@ class EpochPlanner:
         return Reading(sampler, self._seed, epoch, batches=self._batches, infinite=self._infinite, draws=draws)
 
 
+def _can_compare(sampler: Any) -> bool:
+    try:
+        content(sampler)
+    except CannotCompare:
+        return False
+    return True
+
+
 def _whole_copy(sampler: Any) -> tuple[Any, Memory]:
     """A copy of ``sampler``, and what the two share, because their code reaches it by name.
 
@@ -210,7 +219,7 @@ def _whole_copy(sampler: Any) -> tuple[Any, Memory]:
         CannotCompare: It cannot be copied whole, or the copy cannot be compared.
     """
     now = content(sampler)
-    copy = copied(sampler, whole=True)
+    copy = copied(sampler)
     if copy is None or copy is sampler or not content(copy).own.equals(now.own):
         raise CannotCompare("it cannot be copied")
     return copy, now.reached.kept()

@@ -49,14 +49,15 @@ def owns_its_randomness(sampler: Any) -> bool:
     return all(type(one) in torchs + plain and getattr(one, "generator", None) is not torch.default_generator for one in wrapped(sampler))
 
 
-def copied(sampler: Any, *, whole: bool = False) -> Any:
+def copied(sampler: Any, *, shares_data: bool = False) -> Any:
     """A copy of ``sampler``; None if it cannot be copied.
 
-    It shares the global generators, and its dataset, unless it is ``whole``; then it shares only the data of which torch's own samplers use nothing but the length.
+    It shares the global generators, and the data of which torch's own samplers use nothing but the length. With ``shares_data``, which is for a copy that is not
+    read, or of what may hold too much, it shares any ``dataset`` and ``data_source``.
     """
-    wraps = wrapped(sampler)
-    shared = [getattr(one, name, None) for one in wraps for name in ("data_source", "dataset")]
-    if whole:
+    if shares_data:
+        shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
+    else:
         found, _ = held({"": sampler}, 500)
         shared = [one.value.data_source for one in found if type(one.value) in (RandomSampler, SequentialSampler)]
     with suppress_own():

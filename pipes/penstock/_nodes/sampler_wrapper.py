@@ -252,7 +252,7 @@ class SamplerWrapper(FirstNode[Any]):
             return length(sampler)
         if epoch not in self._lengths:
             with neutral_modes():
-                if (other := copied(sampler)) is not None:
+                if (other := copied(sampler, shares_data=True)) is not None:
                     tell(other, epoch, seeded=not reads_ahead())
                 said = length(sampler if other is None else other)
             self._lengths = {**dict(list(self._lengths.items())[-3:]), epoch: said}
