@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.plan_source import PlanRequest
-from penstock._nodes.sampler_content import CannotCompare, Memory, content
+from penstock._nodes.sampler_content import CannotCompare, Content, Memory, content
 from penstock._nodes.sampler_reading import Reading
 from penstock._nodes.sampler_traits import copied, owns_its_randomness, tell, told_by
 from penstock._random.draws import looker
@@ -102,11 +102,8 @@ class EpochPlanner:
         """Whether ``sampler``, which was told ``epoch``, is still what was copied."""
         with neutral_modes():
             tell(self.pristine, epoch, seeded=True)
-            try:
-                now = content(sampler)
-                return now.own.equals(content(self.pristine).own) and now.reached.equals(self._reached)
-            except CannotCompare:
-                return False
+            now, then = _content(sampler), _content(self.pristine)
+            return now is not None and then is not None and now.own.equals(then.own) and now.reached.equals(self._reached)
 
     def is_certain(self, epoch: int, plan: Plan) -> bool:
         """Whether ``plan``, made in a thread, is what the sampler yields. If it is in doubt, only another reading can tell.
@@ -129,7 +126,7 @@ class EpochPlanner:
     def anew(self) -> EpochPlanner | None:
         """A planner over another copy of the sampler, which plans here and changes nothing. None if the sampler cannot be copied."""
         source = self._sampler if self.pristine is None else self.pristine
-        sampler = copied(source, shares_data=not _can_compare(source))
+        sampler = copied(source, shares_data=_content(source) is None)
         if sampler is None:
             return None
         other = EpochPlanner(sampler, self._seed, batches=self._batches, infinite=self._infinite)
@@ -145,10 +142,8 @@ class EpochPlanner:
 
     def _reaches_the_same(self) -> bool:
         """Whether what the sampler's code reaches by name is what it was."""
-        try:
-            return content(self._sampler).reached.equals(self._reached)
-        except CannotCompare:
-            return False
+        now = _content(self._sampler)
+        return now is not None and now.reached.equals(self._reached)
 
     def _begin(self, request: PlanRequest) -> None:
         """Open the epoch, with the sampler in the state in which earlier epochs leave it."""
@@ -184,14 +179,12 @@ class EpochPlanner:
     def _leaves_a_trace(self, epoch: int) -> bool:
         """Whether the sampler holds something else once it has yielded ``epoch``, as a copy shows. True if nobody can tell."""
         tell(self._sampler, epoch, seeded=True)
-        try:
-            before = content(self._sampler).own  # raises where a copy may share a memory, which reading it would advance
-            if (other := copied(self._sampler)) is None:
-                return True
-            self._read_past(other, epoch)
-            return not content(other).own.equals(before)
-        except CannotCompare:
+        before = _content(self._sampler)  # None where a copy may share a memory, which reading it would advance
+        if before is None or (other := copied(self._sampler)) is None:
             return True
+        self._read_past(other, epoch)
+        after = _content(other)
+        return after is None or not after.own.equals(before.own)
 
     def _read_past(self, sampler: Any, epoch: int) -> None:
         with closing(self._open(sampler, epoch)) as reading:
@@ -204,12 +197,12 @@ class EpochPlanner:
         return Reading(sampler, self._seed, epoch, batches=self._batches, infinite=self._infinite, draws=draws)
 
 
-def _can_compare(sampler: Any) -> bool:
+def _content(sampler: Any) -> Content | None:
+    """What ``sampler`` holds; None if that cannot be told whole."""
     try:
-        content(sampler)
+        return content(sampler)
     except CannotCompare:
-        return False
-    return True
+        return None
 
 
 def _whole_copy(sampler: Any) -> tuple[Any, Memory]:

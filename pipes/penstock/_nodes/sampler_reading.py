@@ -126,13 +126,10 @@ class Reading:
                     f"Write SamplerWrapper(..., batches=True) for batches, or batches=False where dataset[[0, 1]] is one sample."
                 )
             return values or None
-        before, values = len(lengths), []
-        # Read each batch before asking for the next: it may be an iterator over the same items that the sampler reads from.
-        for item in islice(items, BATCHES):
-            batch = _batch(self._sampler, item)
-            lengths.append(len(batch))
-            values += batch
-        return values if len(lengths) > before else None
+        # Each batch is read before the next is asked for: it may be an iterator over the same items that the sampler reads from.
+        batches = [_batch(self._sampler, item) for item in islice(items, BATCHES)]
+        lengths += map(len, batches)
+        return [value for batch in batches for value in batch] if batches else None
 
 
 @contextmanager
