@@ -84,12 +84,12 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
         steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of two epochs.
 
     Raises:
-        AssertionError: Names the step and the difference, or the code that draws.
+        AssertionError: Names the step and the difference, or the code that may draw.
     """
     generators = global_states()
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* draws? from .* in worker threads", UserWarning)
+            warnings.filterwarnings("ignore", ".* drew from .* in worker threads", UserWarning)
             _assert_resumes(build, steps, generators)
     finally:
         put_globals(generators)

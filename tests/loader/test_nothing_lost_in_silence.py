@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import warnings
+from collections import deque
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
@@ -240,6 +242,65 @@ def test_a_sampler_whose_memory_shows_late_is_caught_up_with(move):
     with build() as again:
         again.load_state_dict(state) if move == "load" else again.set_epoch(3)
         assert [[batch.tolist() for batch in again] for _ in range(2)] == epochs[3:]
+
+
+class Generates:
+    """Draws from what it calls its ``generator``, of any kind."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __iter__(self):
+        order = list(range(8))
+        self.generator.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("kind", [random.Random, np.random.RandomState, np.random.default_rng])
+def test_a_generator_that_nobody_seeds_is_a_memory(kind):
+    """Whatever the attribute is called. Seen to fail: those of ``random`` and of NumPy's old kind were taken for seeded, and epoch 3 came as epoch 0."""
+
+    def build() -> Loader[Any]:
+        return Loader.from_dataset(Tagged(8), sampler=Generates(kind(5)), batch_size=8)
+
+    with build() as whole:
+        epochs = [[batch.tolist() for batch in whole] for _ in range(5)]
+    with build() as again:
+        again.set_epoch(3)
+        assert [[batch.tolist() for batch in again] for _ in range(2)] == epochs[3:]
+
+
+class Turns:
+    """Turns what it holds by one place each time it is read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        setattr(self, name, deque(range(8)))
+
+    def __iter__(self):
+        getattr(self, self.name).rotate(1)
+        return iter([*getattr(self, self.name)])
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("name", ["queue", "dataset", "data_source"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_memory_in_what_is_called_a_dataset_is_copied_too(name, workers):
+    """Seen to fail: all copies shared one ``dataset``, so each of them turned it: epoch 1 was left out, and epoch 3 was another one after a jump."""
+
+    def build() -> Loader[Any]:
+        return Loader.from_dataset(range(8), sampler=Turns(name), batch_size=8, num_workers=workers, method="thread")
+
+    with build() as whole:
+        assert [batch[0].item() for _ in range(5) for batch in whole] == [7, 6, 5, 4, 3]
+    with build() as again:
+        again.set_epoch(3)
+        assert [batch[0].item() for batch in again] == [4]
 
 
 class ByScore:

@@ -7,6 +7,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from penstock._arguments import brief
 from penstock._errors import GraphError
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
@@ -14,10 +15,10 @@ from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples
 from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
+from penstock._fetch.padding import Padded
 from penstock._fetch.sample import RowIn, SampleCursor, current
 from penstock._fetch.task import Loaded, Part, Task
 from penstock._fetch.torch_collate import has_registered
-from penstock._fetch.watched import parts, watched
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
 from penstock._workers.meter import now
@@ -50,10 +51,10 @@ class FetchTask(Task):
         once = isinstance(fetch.dataset, IdentityDataset)
         super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
-        self.dataset, transform = None if once else fetch.dataset, fetch.transform
+        self.dataset, self._transform = None if once else fetch.dataset, fetch.transform
         if isinstance(fetch.dataset, PackView):
-            self.dataset, transform = fetch.dataset.dataset, fetch.dataset.transform
-        roots = {"dataset": self.dataset, "transform": transform, "collate_fn": fetch.collate_fn, "on_error": on_error}
+            self.dataset, self._transform = fetch.dataset.dataset, fetch.dataset.transform
+        roots = {"dataset": self.dataset, "transform": self._transform, "collate_fn": fetch.collate_fn, "on_error": on_error}
         self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
         self._again = not once
         if self.dataset is None:
@@ -76,7 +77,14 @@ class FetchTask(Task):
 
     @property
     def parts_that_may_draw(self) -> str:
-        return " or ".join(parts(self.fetch).values())
+        fetch, dataset, collate_fn, parts = self.fetch, self.dataset, self.fetch.collate_fn, []
+        if dataset is not None and not fetch.is_arrays:
+            parts.append(f"{brief(type(dataset))}.{'__getitems__' if fetch.has_getitems else '__getitem__'}")
+        if self._transform is not None:
+            parts.append(f"transform {brief(self._transform)}")
+        if collate_fn is not None and type(collate_fn) is not Padded:
+            parts.append(f"collate_fn {brief(collate_fn)}")
+        return " or ".join(parts) or "a function that collates"
 
     @property
     def collates_itself(self) -> bool:
@@ -86,9 +94,7 @@ class FetchTask(Task):
         fetch = self.fetch
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.facts, _samples, fetch.transform), task.indices
-        if self.trial is not None:
-            fetch = watched(fetch, self.trial)
-        elif meter is not None:
+        if meter is not None:
             fetch = fetch.measured(meter)
         return self._fetched(fetch, task, current_row, allocate, inline)
 

@@ -52,8 +52,6 @@ class FunctionTask(Task):
         if indices is not None:
             position = int(indices.positions[0]) if indices.is_batch else indices.positions
             self._begin(SampleCursor(self.seed, indices.epoch, [position], [value], [IDLE]), position)
-        if self.trial is not None:
-            return self.trial.watched(self.function, self.parts_that_may_draw)(value)
         function = self.function if meter is None else meter.timed(self.function, meter.load)
         # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
         if indices is None and self._watch is not None and (inline or get_worker_info() is not None):

@@ -122,7 +122,7 @@ def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
     """Where `globals_of` are: a namespace, and a name in it."""
     names, found = sorted(code_names(function.__code__)), {}
     modules: dict[str, ModuleType] = {}
-    for name in names:
+    for name in sorted(_global_names(function.__code__)):  # an attribute may have the name of a global
         if name.startswith("__") or name not in function.__globals__:
             continue
         if isinstance(value := function.__globals__[name], ModuleType):
@@ -161,6 +161,16 @@ def _imports(code: CodeType) -> frozenset[tuple[int, str]]:
             if one.opname == "IMPORT_NAME" and isinstance(level := read[place - 2].argval, int):
                 found.add((level, one.argval))
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _global_names(code: CodeType) -> frozenset[str]:
+    """The globals that ``code`` and the functions inside it load, as they name them."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in _LOADS}
+    return frozenset(found.union(*(_global_names(const) for const in code.co_consts if isinstance(const, CodeType))))
+
+
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def _is_users_module(module: ModuleType) -> bool:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence, Sequence
 
     from penstock._memory.allocation import Allocate
-    from penstock._random.draws import Trial
 
 
 T = TypeVar("T")
@@ -55,14 +54,12 @@ class Task:
         dataset: ``get_worker_info().dataset`` in a worker process.
         noun: What messages call an index.
         epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
-        trial: Watches the one task in progress.
         generators: The generators that the user's objects hold.
     """
 
     dataset: Any = None
     noun = "dataset index"
     epoch_aware: Sequence[Any] = ()
-    trial: Trial | None = None
 
     def __init__(self, seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
         if seed_global_rngs not in (True, False, "always"):
@@ -73,7 +70,7 @@ class Task:
         self.meter = Meter()  # for work in the caller's thread; each worker has its own
 
     def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
-        meter = None if self.trial is not None else self.meter if inline else measuring.get()
+        meter = self.meter if inline else measuring.get()
         if meter is not None:
             if meter.plain:
                 meter.plain -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed
@@ -11,7 +10,6 @@ import torch.distributed
 from penstock._errors import GraphError, StateMismatch
 from penstock._loader.rank_notes import dealt_twice
 from penstock._nodes.node import place_of
-from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import ranks_of, users
 
@@ -93,15 +91,11 @@ def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | Non
     epoch, source = place
     if source is None or first.left(source) == 0:
         source = first.start(epoch + 1)
-    if (said := first.known(source)) is not None:
-        return said
-    loader._reader.check_open()
-    with ExitStack() as stack:  # a thread of the graph may be about to make the same plan
-        for node in loader.root.chain():
-            if isinstance(node, ReaderNode):
-                stack.enter_context(node.still())
-        said = first.known(source)
-        return first.upcoming(source) if said is None else said
+    said = first.known(source)
+    if said is None:
+        loader._reader.check_open()
+        said = first.upcoming(source)
+    return said
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,8 @@ The mapper handles where items come from and in which order they are delivered. 
     limit_before ─► submit, as often as there is room ─► wait, until the one that is due is done ─► result ─► limit_after ─► submit …
 
 The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its decisions there: with
-``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it has single
-items made alone to find code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead. An item that needs an entry in
+``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it
+warns of code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead. An item that needs an entry in
 the window is then submitted, which makes it at once.
 
 The pool of workers is created at the first `start`, so that a graph can be forked and pickled until then. It lives as long as the executor,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.pools import WorkerOptions
     from penstock._statistics import NodeStatistics
-    from penstock._workers.blocked import Blocked
 
 _logger = logging.getLogger("penstock")
 
@@ -102,7 +101,6 @@ class Executor:
         self._pool: Any = None  # a `Pool`
         self._owners: LaneOwners | None = None
         self._draws: DrawWatch | None = None
-        self._blocked: Blocked | None = None  # of `_draws`
         self._closed = False
         self._stale = True  # the next start opens a pool
         self.tasks = self.samples = 0
@@ -191,19 +189,11 @@ class Executor:
             one.task(item, began, ended)
         return value
 
-    def limit_before(self, under_way: int) -> int:
-        """How many items may be in progress, now that the mapper wants one more. After an interrupt, the next call does the rest.
-
-        Args:
-            under_way: Items in progress.
-        """
+    def limit_before(self) -> int:
+        """How many items may be in progress, now that the mapper wants one more. After an interrupt, the next call does the rest."""
         if self.crew.auto is not None:
             self.crew.resize(self._pool, self._wait_ns)
-        if self._blocked is None or self._blocked.changed is None:
-            return self.crew.depth
-        if self._draws is not None and not under_way:
-            self._draws.begin(self._pool.threads)
-        return 1  # made alone, once what was in progress is delivered
+        return self.crew.depth
 
     def submit(self, item: Any, *, idle: bool) -> Job | SplitJob:
         """Submit ``item``; without workers, make it. With lanes it goes row by row to their owners, otherwise as a whole to any worker.
@@ -230,8 +220,7 @@ class Executor:
                         return self._split(work, item, [work.part(item, own) for own in rows.values()], [*rows])
                     one: Job = self._pool.submit(item, next(iter(rows), None))
                     return one
-                alone = self._draws is not None and self._draws.trying
-                if idle and not alone and (parts := work.parts(item, self.num_workers, here=self._threaded)):
+                if idle and (parts := work.parts(item, self.num_workers, here=self._threaded)):
                     return self._split(work, item, parts, [None] * len(parts))
             job: Job = self._pool.submit(item)
             return job
@@ -263,9 +252,8 @@ class Executor:
         """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so may raise."""
         if self.crew.is_new:
             self.crew.learn(value)
-        if self._draws is not None and self._blocked is not None and self._blocked.changed is not None:
-            self._draws.judge()
-            return 0
+        if self._draws is not None and self._draws.blocked.changed is not None:
+            self._draws.warn(self._pool.threads)
         return self.crew.depth + 1 if self.crew.number else 0
 
     def epoch_ended(self) -> None:
@@ -297,13 +285,12 @@ class Executor:
             from penstock._nodes.draw_watch import DrawWatch
 
             self._draws = DrawWatch(self._work)
-            self._blocked = self._draws.blocked
         return self._draws
 
     @property
     def in_step(self) -> bool:
         """See `InlineWork.in_step`."""
-        if self._draws is not None and (self._draws.trying or not self.tasks):
+        if self._draws is not None and not self.tasks:
             return True  # the first item shows most
         return (not self.num_workers or (self._lanes is not None and self._work.collates_itself)) and self._inline.in_step
 

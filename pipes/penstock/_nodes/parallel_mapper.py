@@ -201,7 +201,7 @@ class ParallelMapper(Node[T]):
             return cast("T", now_done)
         if window.unsettled:
             window.settle()  # the last call raised; its item counts as delivered only now, so that a state saved in between retries it
-        self._fill(executor.limit_before(window.under_way))
+        self._fill(executor.limit_before())
         entry = self._awaited()
         job = entry.job
         if job is None and not isinstance(entry.value, BaseException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +11,7 @@ from penstock._nodes.node import Node, State, is_marker
 from penstock._workers.reader_thread import ReaderThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from penstock._nodes.node import BaseNode
     from penstock._statistics import NodeStatistics
@@ -87,18 +86,6 @@ class ReaderNode(Node[T]):
     def holds_error(self) -> bool:
         """Whether the source has raised an error that the consumer has not seen yet."""
         return self._pump is not None and self._pump.holds_error
-
-    @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
-        """Stop the thread from reading ahead, so that the consumer may use the nodes upstream. Waits for the item that is being read."""
-        pump = self._pump
-        try:
-            if pump is not None:
-                pump.pause()
-            yield
-        finally:
-            if pump is not None:
-                pump.resume()
 
     def interrupt(self) -> None:
         (self.source if self._pump is None else self._pump).interrupt()

@@ -17,7 +17,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from penstock._errors import is_own_error
 from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of
-from penstock._nodes.sampler_traits import wrapped
+from penstock._nodes.sampler_traits import seedable, wrapped
 
 _OBJECTS: Final = 5_000
 _TEXT: Final = 2**24
@@ -99,17 +99,13 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return same and np.array_equal(one[whole:], other[whole:])
 
 
-class _Text:
+class _Text(bytearray):
     """A file that keeps what is written, up to a bound."""
 
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: bytes) -> int:
-        if len(self.data) + len(data) > _TEXT:
+    def write(self, data: bytes) -> None:
+        if len(self) + len(data) > _TEXT:
             raise CannotCompare("it holds too much data")
-        self.data += data
-        return len(data)
+        self += data
 
 
 @final
@@ -123,13 +119,14 @@ class _Reader(pickle.Pickler):
         self._left, self._bytes = _OBJECTS, 0
         self._met: set[int] = set()
         # Every reading seeds these anew, so their states do not matter.
-        self._seeded = {id(generator) for one in wrapped(sampler) if (generator := getattr(one, "generator", None)) is not None}
+        self._seeded = {id(one) for one in (torch.default_generator, *map(seedable, wrapped(sampler))) if one is not None}
 
     def dumped(self, value: Any) -> Memory:
         """The pickle of all values since the last call, ``value`` among them."""
         self.dump(value)
-        memory = Memory(bytes(self.text.data), self.arrays)
-        self.text.data, self.arrays = bytearray(), []
+        memory = Memory(bytes(self.text), self.arrays)
+        self.text.clear()
+        self.arrays = []
         return memory
 
     def _kept(self, buffer: Any) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from penstock._fetch.dataset_facts import length
 from penstock._nodes.epoch_plan import Plan
-from penstock._nodes.sampler_traits import comparable, tell, wrapped
+from penstock._nodes.sampler_traits import seedable, tell, wrapped
+from penstock._random.draws import looker
 from penstock._random.global_rng import global_rngs_kept, global_states, put_globals, seed_globals
 from penstock._random.sample_rng import torch_generator
 
@@ -86,10 +87,10 @@ class Reading:
                 seed_globals(*self._key)
             else:
                 put_globals(self._globals)
-            before = global_states()
+            before = (look := looker())()
             plan = self._read()
             self._globals = global_states()
-            return replace(plan, drew=self._drew or comparable(self._globals) != comparable(before))
+            return replace(plan, drew=self._drew or look() != before)
 
     def _read(self) -> Plan:
         if self._items is None:
@@ -125,39 +126,30 @@ class Reading:
                     f"Write SamplerWrapper(..., batches=True) for batches, or batches=False where dataset[[0, 1]] is one sample."
                 )
             return values or None
-        before, values = len(lengths), []
-        # Read each batch before asking for the next: it may be an iterator over the same items that the sampler reads from.
-        for item in islice(items, BATCHES):
-            batch = _batch(self._sampler, item)
-            lengths.append(len(batch))
-            values += batch
-        return values if len(lengths) > before else None
+        # Each batch is read before the next is asked for: it may be an iterator over the same items that the sampler reads from.
+        batches = [_batch(self._sampler, item) for item in islice(items, BATCHES)]
+        lengths += map(len, batches)
+        return [value for batch in batches for value in batch] if batches else None
 
 
 @contextmanager
 def _seeded(one: Any, seed: int, epoch: int, position: int) -> Iterator[None]:
     """Seed the ``generator`` of ``one``; if it is None, lend it one, so that it does not draw from a global one."""
-    generator = getattr(one, "generator", _MISSING)
-    ours = torch_generator(seed, epoch, position)
-    if generator is None:
-        try:
+    ours, generator = torch_generator(seed, epoch, position), seedable(one)
+    is_lent = getattr(one, "generator", one) is None
+    if is_lent:
+        with suppress(Exception):  # its class forbids it
             one.generator = ours
-        except Exception:  # its class forbids it
-            yield
-            return
-        try:
-            yield
-        finally:
-            one.generator = None
-        return
-    if isinstance(generator, torch.Generator) and generator is not torch.default_generator:
+    elif isinstance(generator, torch.Generator):
         generator.manual_seed(ours.initial_seed())
-    elif isinstance(generator, np.random.Generator):
+    elif generator is not None:
         generator.bit_generator.state = type(generator.bit_generator)(ours.initial_seed()).state
-    yield
-
-
-_MISSING = object()
+    try:
+        yield
+    finally:
+        if is_lent:
+            with suppress(Exception):
+                one.generator = None
 
 
 def _batch(sampler: Any, item: Any) -> list[Any]:

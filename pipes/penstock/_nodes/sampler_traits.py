@@ -1,4 +1,4 @@
-"""Facts about a torch sampler that are known without reading it: what it wraps, which generators it uses, how long it is."""
+"""Facts about a torch sampler that are known without reading it: what it wraps, and which generators it uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock._errors import suppress_own
-from penstock._fetch.dataset_facts import length
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.held import held
-from penstock._random.global_rng import global_rngs_kept, global_states, seed_globals
-from penstock._workers.reader_thread import reads_ahead
+from penstock._random.draws import looker
+from penstock._random.global_rng import global_rngs_kept, seed_globals
 
 _GLOBAL = torch.default_generator, np.random.mtrand._rand
 _DEEPEST = 16
@@ -33,6 +32,13 @@ def wrapped(sampler: Any) -> list[Any]:
     return found
 
 
+def seedable(sampler: Any) -> torch.Generator | np.random.Generator | None:
+    """The ``generator`` of ``sampler`` itself that is seeded for every epoch; None if it has none of these kinds. One of another kind is a memory."""
+    generator = getattr(sampler, "generator", None)
+    is_own = isinstance(generator, torch.Generator | np.random.Generator) and generator is not torch.default_generator
+    return generator if is_own else None
+
+
 def owns_its_randomness(sampler: Any) -> bool:
     """Whether ``sampler`` is known to draw from its own generator or from none, and to keep no state between epochs.
 
@@ -43,32 +49,20 @@ def owns_its_randomness(sampler: Any) -> bool:
     return all(type(one) in torchs + plain and getattr(one, "generator", None) is not torch.default_generator for one in wrapped(sampler))
 
 
-def copied(sampler: Any, *, whole: bool = False) -> Any:
+def copied(sampler: Any, *, shares_data: bool = False) -> Any:
     """A copy of ``sampler``; None if it cannot be copied.
 
-    It shares the global generators, and its dataset, unless it is ``whole``; then it shares only the data of which torch's own samplers use nothing but the length.
+    It shares the global generators, and the data of which torch's own samplers use nothing but the length. With ``shares_data``, which is for a copy that is not
+    read, or of what may hold too much, it shares any ``dataset`` and ``data_source``.
     """
-    wraps = wrapped(sampler)
-    shared = [getattr(one, name, None) for one in wraps for name in ("data_source", "dataset")]
-    if whole:
+    if shares_data:
+        shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
+    else:
         found, _ = held({"": sampler}, 500)
         shared = [one.value.data_source for one in found if type(one.value) in (RandomSampler, SequentialSampler)]
     with suppress_own():
         return copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
     return None
-
-
-def twin(sampler: Any) -> Any:
-    """A shallow copy of one of torch's samplers, over the same data and without a generator; any other sampler unchanged."""
-    if not isinstance(sampler, Sampler):
-        return sampler
-    other = copy.copy(sampler)
-    for name in ("batch_sampler", "sampler"):
-        if hasattr(other, name):
-            setattr(other, name, twin(getattr(other, name)))
-    if hasattr(other, "generator"):
-        other.generator = None
-    return other
 
 
 def told_by(sampler: Any) -> list[Any]:
@@ -89,27 +83,7 @@ def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> bool:
         return False
     with global_rngs_kept():
         seed_globals(0, epoch, 0)
-        before = comparable(global_states())
+        before = (look := looker())()
         for one in told:
             tell_epoch(one, epoch)
-        return comparable(global_states()) != before
-
-
-def comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The result of `global_states` without arrays."""
-    name, keys, *rest = states[1]
-    return states[0], name, bytes(keys), rest, states[2]
-
-
-def is_told(sampler: Any) -> bool:
-    """Whether `tell` reaches a ``set_epoch``, so that an epoch depends on its number and not on earlier epochs."""
-    return bool(told_by(sampler))
-
-
-def length_in(sampler: Any, epoch: int) -> int | None:
-    """``len(sampler)`` in ``epoch``: from a copy with its epoch set, or from ``sampler`` if it cannot be copied."""
-    other = copied(sampler)
-    if other is None:
-        return length(sampler)
-    tell(other, epoch, seeded=not reads_ahead())
-    return length(other)
+        return look() != before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -14,13 +15,12 @@ from penstock._fetch.dataset_facts import length
 from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
+from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.first_items import reads_alike
 from penstock._nodes.index_node import Facts, FirstNode
-from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
-from penstock._nodes.sampler_line import SamplerLine
-from penstock._nodes.sampler_traits import is_told
+from penstock._nodes.sampler_traits import copied, tell, told_by
 from penstock._random.orders import checked_seed
 from penstock._workers.reader_thread import reads_ahead
 
@@ -100,18 +100,18 @@ class SamplerWrapper(FirstNode[Any]):
         self.batches = True if batches is None and isinstance(sampler, BatchSampler) else batches
         self._own = split == "own"
         self._infinite = infinite
-        self._line: SamplerLine | None = None  # made when it is first needed
+        self._planner: EpochPlanner | None = None  # of what the sampler was when an epoch began; made when it is first needed
         self._plans: PlanSource[Plan] = PlanSource()
-        self._lengths = LengthBook(sampler)
+        self._is_sized = True  # false once an epoch had another length than the sampler says
+        self._lengths: dict[int, int | None] = {}  # what it says for each of the last epochs that were asked for
         self._logged = self._warned = False
         self._begun = -1  # the epoch that the loop has asked for
         self._changed = False  # the sampler was changed for that epoch
-        self._unsure: list[tuple[int, Plan]] = []  # plans that are to be checked when the loop waits; see `SamplerLine.is_certain`
-        self._ready: tuple[PlanRequest, Plan] | None = None  # made for `upcoming`, and not used yet
+        self._unsure: list[tuple[int, Plan]] = []  # plans that are to be checked when the loop waits; see `EpochPlanner.is_certain`
         self._made: tuple[
             tuple[int, int, int, int], ...
         ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
-        self._held: tuple[int, Plan, SamplerLine] | None = None  # an epoch, its plan or the block in use, and where that came from
+        self._held: tuple[int, Plan, EpochPlanner] | None = None  # an epoch, its plan or the block in use, and where that came from
         self._follows: State | None = None  # the last returned place, which fits the current plan
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": self.seed}
         super().__init__(Facts(settings, sharded_by=split))
@@ -125,24 +125,24 @@ class SamplerWrapper(FirstNode[Any]):
 
     @property
     def runs_ahead(self) -> bool:
-        line = self._lined()
-        return line.pristine is not None and not self._changed and not (line.planner.place == "here" and reads_ahead())
+        planner = self._planned()
+        return planner.pristine is not None and not self._changed and not (planner.place == "here" and reads_ahead())
 
     def begin(self, place: State) -> bool:
-        line, epoch, held = self._line, place["epoch"], self._held
+        planner, epoch, held = self._planner, place["epoch"], self._held
         self._begun, self._changed = epoch, False
-        if line is None:
+        if planner is None:
             return True
-        if line.pristine is None:  # the sampler itself is read, and was not read ahead
+        if planner.pristine is None:  # the sampler itself is read, and was not read ahead
             if not place["position"]:
                 self._held = None
             return True
         unsure, self._unsure = self._unsure, []
-        self._changed = not line.holds(self.sampler, epoch)
-        if not self._changed and all(line.is_certain(at, plan) for at, plan in unsure):
+        self._changed = not planner.holds(self.sampler, epoch)
+        if not self._changed and all(planner.is_certain(at, plan) for at, plan in unsure):
             return True
-        self._line, self._ready, self._made = None, None, ()
-        if self._changed and held is not None and held[2] is line and held[0] >= epoch and not self._warned:
+        self._planner, self._made, self._lengths = None, (), {}
+        if self._changed and held is not None and held[2] is planner and held[0] >= epoch and not self._warned:
             self._warned = True
             log.warning(
                 "%s was changed after batches of epoch %d had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an epoch, "
@@ -155,11 +155,14 @@ class SamplerWrapper(FirstNode[Any]):
         return {"epoch": epoch, "position": 0, "checksum": 0}
 
     def left(self, place: State) -> int | None:
-        items = self._lengths.items(place["epoch"], self._plan_of(place["epoch"]))
+        if not self._is_sized:
+            return None
+        plan = self._plan_of(place["epoch"])
+        items = self._length(place["epoch"]) if plan is None else None if plan.is_block else len(plan)
         return None if items is None else max(items - place["position"], 0)
 
     def claimed(self, epoch: int) -> int | None:
-        if epoch > self._begun and self._lengths.believed and not is_told(self.sampler):
+        if epoch > self._begun and self._is_sized and not told_by(self.sampler):
             return length(self.sampler)  # what it holds now, and not what was planned ahead
         return super().claimed(epoch)
 
@@ -207,31 +210,18 @@ class SamplerWrapper(FirstNode[Any]):
 
     def known(self, state: State) -> int | None:
         """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Thread-safe."""
-        epoch, position = state["epoch"], state["position"]
-        ready, line = self._ready, self._line
-        if ready is not None and ready[0] == self._request(state):
-            return ready[1].said
+        epoch, position, planner = state["epoch"], state["position"], self._planner
         # If the sampler itself is read, the loop may change it: earlier plans are meaningless, and only the one in use counts.
-        is_copy = line is not None and line.pristine is not None
+        is_copy = planner is not None and planner.pristine is not None
         made = self._made if is_copy else self._made[-1:] if self._plan_of(epoch) is not None else ()
         return next((said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None)
 
     def upcoming(self, state: State) -> int | None:
-        """`Plan.said` of the plan that will be read from ``state`` on, which is made now. None if making the plan would change it.
-
-        No other thread may be reading; see `ReaderNode.still`. The plan is kept for the next read from ``state``. A sampler that is read in
-        this thread is copied first, because the user may change it, or load a state to which it could not return.
-        """
+        """The same, of a plan that is made now, from another copy of the sampler. None if it cannot be copied."""
         self.check(state)
-        request, planner = self._request(state), self._lined().planner
-        self._plans.resume()
-        if planner.place == "here":
-            with neutral_modes():
-                trial = planner.trial()
-                return None if trial is None else trial(request).said
-        plan = self._plans.get(planner, request)
-        self._ready = request, plan
-        return plan.said
+        planner = self._planned().anew()
+        with neutral_modes():
+            return None if planner is None else planner(self._request(state)).said
 
     def note(self, place: State) -> tuple[int, ...]:
         held = self._held
@@ -245,22 +235,48 @@ class SamplerWrapper(FirstNode[Any]):
 
     def shutdown(self) -> None:
         self._plans.shutdown()
-        if self._line is not None:
-            self._line.planner.close()
+        if self._planner is not None:
+            self._planner.close()
 
-    def _lined(self) -> SamplerLine:
-        if (line := self._line) is None:
-            line = SamplerLine(self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead)
-            self._lengths = LengthBook(self.sampler if line.pristine is None else line.pristine, believed=self._lengths.believed)
-            self._line = line
-        return line
+    def _planned(self) -> EpochPlanner:
+        if (planner := self._planner) is None:
+            planner = EpochPlanner(self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead)
+            self._planner, self._lengths = planner, {}
+        return planner
+
+    def _length(self, epoch: int) -> int | None:
+        """What the sampler says about its length, from a copy that is told ``epoch``, because the length may depend on it."""
+        planner = self._planner
+        sampler = self.sampler if planner is None or planner.pristine is None else planner.pristine
+        if not told_by(sampler):
+            return length(sampler)
+        if epoch not in self._lengths:
+            with neutral_modes():
+                if (other := copied(sampler, shares_data=True)) is not None:
+                    tell(other, epoch, seeded=not reads_ahead())
+                said = length(sampler if other is None else other)
+            self._lengths = {**dict(list(self._lengths.items())[-3:]), epoch: said}
+        return self._lengths[epoch]
+
+    def _compare_length(self, epoch: int, plan: Plan) -> None:
+        """Warn, once, if ``plan`` shows that the sampler's length is wrong; then all lengths are unknown."""
+        said = self._length(epoch) if self._is_sized else None
+        if said is None or said == len(plan):
+            return
+        self._is_sized = False
+        if not plan.is_block:  # such a one may be infinite
+            warnings.warn(
+                f"{type(self.sampler).__name__} has a length of {said}, but epoch {epoch} has {len(plan)} items. From now on the length counts as "
+                f"unknown. Make __len__ agree with __iter__.",
+                stacklevel=2,
+            )
 
     def _request(self, place: State) -> PlanRequest:
         return PlanRequest(place["epoch"], place["position"], None if self._own else place["checksum"])
 
     def _plan_of(self, epoch: int) -> Plan | None:
         held = self._held
-        return held[1] if held is not None and held[0] == epoch and held[2] is self._line else None
+        return held[1] if held is not None and held[0] == epoch and held[2] is self._planner else None
 
     def _plan_at(self, epoch: int, position: int, checksum: int, *, fits: bool) -> Plan:
         """The plan of ``epoch``, or the block with the item at ``position``. Samples before it must have ``checksum``. Requests the next plan.
@@ -274,27 +290,27 @@ class SamplerWrapper(FirstNode[Any]):
         plan, request = self._plan_of(epoch), self._request({"epoch": epoch, "position": position, "checksum": checksum})
         if plan is not None and (position < plan.end or not plan.more) and (fits or plan.fits(position, request.checksum)):
             return plan
-        line, ready, self._ready = self._lined(), self._ready, None
-        plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(line.planner, request)
+        planner = self._planned()
+        plan = self._plans.get(planner, request)
         if not plan.fits(position, request.checksum):
             raise StateMismatch(self._misfit(epoch, position, checksum, plan))
-        if plan.drew and reads_ahead() and epoch > self._begun:
-            self._unsure.append((epoch, plan))  # until the loop waits: it may draw now
-        elif not line.is_certain(epoch, plan):
-            self._line = None
+        if plan.drew and epoch > self._begun:
+            self._unsure.append((epoch, plan))  # until the loop asks for it
+        elif not planner.is_certain(epoch, plan):
+            self._planner = None
             return self._plan_at(epoch, position, checksum, fits=fits)
-        self._held = epoch, plan, line
+        self._held = epoch, plan, planner
         self._made = (*self._made[1 - _MADE :], (epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
-        self._lengths.compare(epoch, plan)
+        self._compare_length(epoch, plan)
         if plan.more and not self._logged:
             self._logged = True
             log.warning(
                 f"{type(self.sampler).__name__} has not ended after {plan.end} items, so it is read in blocks while it is used. "
                 f"The number of items in an epoch stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
             )
-        if line.pristine is not None and (plan.more or not self._changed):
+        if planner.pristine is not None and (plan.more or not self._changed):
             following = plan.next_request(epoch)
-            self._plans.order(line.planner, following._replace(checksum=None) if self._own and plan.more else following)
+            self._plans.order(planner, following._replace(checksum=None) if self._own and plan.more else following)
         return plan
 
     def _misfit(self, epoch: int, position: int, checksum: int, plan: Plan) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from torch.utils.data import Dataset, Subset
 
-from penstock._arguments import Shown, brief, whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._files.paths import CopyOptions, Reach, kept_in, listed, reached
-from penstock._random.draws import trying
 from penstock._streams.from_copies import FromCopies
 from penstock._streams.shard_names import names_of
 from penstock._streams.tables import Pieces
@@ -107,10 +106,7 @@ class Sharded(Shown, Dataset[Any]):
         raise NotImplementedError
 
     def _transformed(self, record: Any) -> Any:
-        transform = self._transform
-        if transform is not None and (trial := trying.get()) is not None:
-            transform = trial.watched(transform, f"transform {brief(transform)}")
-        return record if transform is None else transform(record)
+        return record if self._transform is None else self._transform(record)
 
 
 def close_shards(dataset: Any) -> None:

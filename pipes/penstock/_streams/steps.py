@@ -22,7 +22,6 @@ from penstock._arguments import Shown
 from penstock._errors import ClosedError, GraphError, first_time
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
-from penstock._random.draws import trying
 from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
@@ -224,8 +223,8 @@ class ShardRun(Iterator[Any]):
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         token = current.set(self._cursor)
-        # Checked at outputs 0, 1, 2, 4, 8, …, because each look costs 1 to 2 us; in a trial at every output.
-        before = None if self._given & (self._given - 1) and trying.get() is None else _looked()
+        # Checked at outputs 0, 1, 2, 4, 8, …, because each look costs 1 to 2 us.
+        before = None if self._given & (self._given - 1) else _looked()
         self._cursor.watched, self._cursor.reading_drew = before is not None, False
         try:
             if not self._stages:
@@ -266,9 +265,6 @@ class ShardRun(Iterator[Any]):
                 stack.callback(stage.close)
 
     def _drew(self, while_reading: bool) -> None:
-        if trial := trying.get():
-            trial.name("reading a shard" if while_reading else "a step of the stream")
-            return
         if not while_reading:
             raise GraphError(
                 f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). Such draws depend on what else this "
@@ -304,8 +300,7 @@ _watch = GlobalRngSnapshot()
 
 def _looked() -> Any:
     """The states of the global generators; None if another thread may be drawing from them."""
-    here = threading.current_thread() is threading.main_thread() or trying.get() is not None
-    return _watch.look() if here else None
+    return _watch.look() if threading.current_thread() is threading.main_thread() else None
 
 
 def _held(steps: Sequence[Step]) -> int:

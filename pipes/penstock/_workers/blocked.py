@@ -1,8 +1,8 @@
-"""Detects when all threads between a training loop and its workers are waiting, so that only the workers run.
+"""Detects what changes while all threads between a training loop and its workers are waiting, so that only the workers run.
 
 Each of these threads has a `Place`: the one that reads the mapper and, if that is a reader thread, the loop's own and those of other reader
-threads. They enter and leave without a lock: each entry and each exit begins a new turn before the thread continues. So if all are in their
-places, and the turn is the same later, none has left in between.
+threads. They enter and leave without a lock: each entry and each exit begins a new turn before the thread continues. The last one to enter looks,
+and the first one to leave looks again. If the turn is the same then, none has left in between.
 """
 
 from __future__ import annotations
@@ -20,50 +20,36 @@ T = TypeVar("T")
 
 @final
 class Blocked:
-    """The places of these threads. While the training loop waits in its place, a value is watched.
+    """The places of these threads. While all of them wait, a value is watched.
 
     Args:
         look: Returns the watched value.
 
     Attributes:
-        changed: The values when the loop began and stopped waiting, if they differed; the last such pair.
+        changed: The values before and after all waited, if they differed; the last such pair.
         off: The watch has ended.
-        direct: The loop itself waits for the workers, without a reader thread in between.
     """
 
     def __init__(self, look: Callable[[], Any]) -> None:
         self.changed: tuple[Any, Any] | None = None
         self.off = False
-        self.direct = True
         self.look = look
         self.waits: list[bool] = []
         self.who: list[int] = []  # the thread that was last in each place
         self.turns = count(1)
         self.turn = 0
-        self.loop = 0  # its place
+        self.since: tuple[int, Any] = -1, None  # the turn in which the last one entered, and the value then
 
     def place(self) -> Place:
-        """A place for one more thread: first the one that reads the mapper, then the loop's, if different, then those in between."""
-        number = len(self.waits)
-        self.loop, self.direct = min(1, number), not number
+        """A place for one more thread."""
         self.who.append(0)
         self.waits.append(False)
-        return Place(self, number)
+        return Place(self, len(self.waits) - 1)
 
-    def stamp(self) -> int | None:
-        """A number if all wait, None otherwise. If the number is the same later, all have waited without a break."""
-        # Read before the places: if a thread leaves and comes back in between, this number is outdated, and no later
-        # stamp equals it.
-        turn = self.turn
-        return turn if all(self.waits) else None
-
-    def alone(self, workers: Collection[int]) -> bool:
-        """Whether the program has no threads except these and ``workers``, not counting penstock's reader threads."""
-        known = {*workers, *self.who, get_ident()}
-        return all(
-            thread.ident in known or (thread.name.startswith("penstock-") and not thread.name.startswith("penstock-map"))
-            for thread in threading.enumerate()
-        )
+    def others(self, workers: Collection[int]) -> list[str]:
+        """The names of the program's threads except these and ``workers``."""
+        known = {*workers, *self.who}
+        return [thread.name for thread in threading.enumerate() if thread.ident not in known]
 
 
 @final
@@ -79,18 +65,19 @@ class Place:
         blocked, number = self._blocked, self._number
         if blocked.off:
             return wait(*arguments)
-        before = None
         try:
             blocked.who[number] = get_ident()
             blocked.waits[number] = True
             blocked.turn = next(blocked.turns)
-            if number == blocked.loop:
-                before = blocked.look()
+            turn = blocked.turn  # perhaps that of a thread that has entered since
+            # The turn is read before the places: if a thread leaves in between, this turn is over, and no later look counts.
+            if all(blocked.waits):
+                blocked.since = turn, blocked.look()
             return wait(*arguments)
         finally:
-            # Look while this thread still counts as waiting, because its own draws, from the next line of the loop on,
-            # are not a worker's.
-            if before is not None and (after := blocked.look()) != before and not blocked.off:
+            # Look while this thread still counts as waiting, because its own draws, from the next line of the loop on, are not a worker's.
+            turn, before = blocked.since
+            if turn == blocked.turn and (after := blocked.look()) != before and turn == blocked.turn and not blocked.off:
                 blocked.changed = before, after
             blocked.turn = next(blocked.turns)
             blocked.waits[number] = False

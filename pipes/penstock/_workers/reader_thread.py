@@ -113,10 +113,9 @@ class _Core:
         self.lock = threading.RLock()  # re-entrant: a signal handler may close the loader while its own thread holds the lock
         self.room = Bell()  # wakes the reader
         self.ready = Bell()  # wakes the consumer in `next`
-        self.left = Bell()  # wakes the thread that waits in `_leave_source` or `pause`
+        self.left = Bell()  # wakes the thread that waits in `_leave_source`
         # Guarded by `lock`, except that `stopped` and `inside` may be read without it.
         self.running = False
-        self.paused = False  # by `ReaderThread.pause`
         self.held = False  # by an item: read nothing until the consumer requests more
         self.inside = False  # the reader is in the source
         self.interrupted = False
@@ -134,9 +133,9 @@ class _Core:
             item = shelf.read()
             with self.lock:
                 self.inside = False
-                # Read both under the lock: if a reset came while the item was read, it has set `running` to False, and
+                # Read under the lock: if a reset came while the item was read, it has set `running` to False, and
                 # the item belongs to the old position.
-                running, awaited = self.running, self.paused or not self.running
+                running = self.running
                 if running:
                     shelf.items.append(item)
                     self.held = item.holds
@@ -144,14 +143,14 @@ class _Core:
             del item, shelf  # While the thread waits, its frame must keep neither a batch nor the graph alive.
             if running:
                 self.ready.ring()
-            if awaited:
+            else:
                 self.left.ring()
 
     def _entered(self) -> _Shelf | None:
         """Enter the source and return the shelf; None if the reader must wait."""
         with self.lock:
             shelf = self.shelf()
-            if shelf is None or self.stopped or not self.running or self.paused or self.held or len(shelf.items) >= self.depth:
+            if shelf is None or self.stopped or not self.running or self.held or len(shelf.items) >= self.depth:
                 return None
             self.inside = True
             return shelf
@@ -220,7 +219,7 @@ class ReaderThread:
         self.state = shelf.source.get_state()
         self._raised = None
         with core.lock:
-            core.running, core.paused = True, False
+            core.running = True
             core.held = shelf.holds is not None and shelf.holds(None)
             core.interrupted = False
         core.room.ring()
@@ -260,20 +259,6 @@ class ReaderThread:
         core, items = self._core, self._shelf.items
         with core.lock:
             return core.inside or bool(items and items[-1].error is not None)
-
-    def pause(self) -> None:
-        """Return once the reader has left the source, and keep it out until `resume`. An item that is being read is completed, and none is dropped."""
-        core = self._core
-        with core.lock:
-            core.paused = True
-        while core.inside:
-            core.left.wait()
-
-    def resume(self) -> None:
-        """End a `pause`."""
-        with self._core.lock:
-            self._core.paused = False
-        self._core.room.ring()
 
     def interrupt(self) -> None:
         """Make `next`, including one that waits now, raise `ClosedError` until the next `reset`. Thread-safe."""
@@ -319,7 +304,7 @@ class ReaderThread:
                     items.popleft()
             else:
                 item = None
-                core.held = core.paused = False
+                core.held = False
         core.room.ring()  # each time, because an interrupt may have come before an earlier ring
         return item
 
