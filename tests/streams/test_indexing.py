@@ -110,7 +110,7 @@ def run(capsys, *arguments):
 
 
 def said(new, records, up_to_date=0, not_needed=0, failed=0):
-    return f"indexed {new} files ({records} records); up to date: {up_to_date}, no index needed: {not_needed}, failed: {failed}\n"
+    return f"indexed: {new} ({records} records), up to date: {up_to_date}, no index needed: {not_needed}, failed: {failed}\n"
 
 
 class TestTheCommand:

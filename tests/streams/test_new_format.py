@@ -39,7 +39,7 @@ def test_is_indexed_and_read(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\nthree\n")
     try:
         assert main(["index", str(tmp_path / "a.txt")]) == 0
-        assert capsys.readouterr().out.startswith("indexed 1 files (3 records)")
+        assert capsys.readouterr().out.startswith("indexed: 1 (3 records)")
         dataset = penstock.formats.lines(str(tmp_path / "*.txt"))
         with Loader.from_dataset(dataset, None) as loader:
             assert list(loader) == [b"one", b"two", b"three"]

@@ -626,7 +626,7 @@ def files_are_indexed_there() -> None:
     before = len([*Path(place).glob("*.index")])
     assert indexed(*files, workers="ray", out=said) == 0
     assert 3 <= before < 20
-    assert f"indexed {20 - before} files" in said.getvalue()
+    assert f"indexed: {20 - before} (" in said.getvalue()
     assert f"up to date: {before}," in said.getvalue()
     other = folder()
     assert indexed(*files, index=other) == 0

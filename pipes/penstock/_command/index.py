@@ -79,7 +79,7 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
     new = [outcome.records for outcome in outcomes if outcome.is_new]
     failed = sum(bool(outcome.error) for outcome in outcomes)
     others = f"up to date: {len(outcomes) - len(new) - failed:,}, no index needed: {len(files) - len(todo):,}, failed: {failed:,}"
-    print(f"indexed {len(new):,} files ({sum(new):,} records); {others}", file=out)
+    print(f"indexed: {len(new):,} ({sum(new):,} records), {others}", file=out)
     return 1 if failed else 0
 
 
