@@ -181,6 +181,14 @@ class TestWhatIsRefused:
             with pytest.raises(ValueError, match=rf"0\.arrow has no column '{column}', only 'text', 'id', "):
                 arrow(files, [column])
 
+    @pytest.mark.parametrize(
+        ("head", "said"), [(b"FEA1", "Feather file of version 1"), (b"PAR1", r"read it by penstock\.formats\.parquet")]
+    )
+    def test_what_it_is_instead_is_said(self, tmp_path, head, said):
+        (tmp_path / "a.arrow").write_bytes(head + bytes(100))
+        with pytest.raises(ValueError, match=said):
+            arrow(str(tmp_path / "a.arrow"))
+
     @pytest.mark.parametrize("name", ["0", "1"])
     @pytest.mark.parametrize("content", [b"", b"hello" * 100, 300, -200, -8], ids=["empty", "text", "header", "cut short", "end mark"])
     def test_what_is_not_arrow(self, files, tmp_path, name, content):

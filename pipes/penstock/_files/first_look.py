@@ -14,6 +14,7 @@ _KINDS: Final = {
     b"BZh": "it is compressed by bzip2, so its name must end in .bz2",
     b"PK\x03\x04": "it is a zip archive; read a file in it as 'zip://NAME::PATH'",
     b"PAR1": "it is a Parquet file; read it by penstock.formats.parquet",
+    b"FEA1": "it is a Feather file of version 1; write it again by pyarrow.feather.write_feather",
     b"ARROW1": "it is an Arrow file; read it by penstock.formats.arrow",
     b"\xff\xff\xff\xff": "it is an Arrow stream; read it by penstock.formats.arrow",
     b"\x93NUMPY": "it is a NumPy array; penstock.formats.tokens reads one-dimensional ones of integers",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Unpack, final
 import numpy as np
 
 from penstock._files.files import kept_open, stamp
+from penstock._files.first_look import ENOUGH, kind_of
 from penstock._files.paths import Reach, extra, kept_in
 from penstock._streams.stream import over
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in
@@ -127,10 +128,11 @@ def _look(path: str, columns: list[str] | None) -> Look:
     """``more``: where the record batches of a stream begin, if each can be read independently."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
-    held = kept_open(path, seen)
+    held, head = kept_open(path, seen), b""
     try:
         with held, pyarrow.memory_map(_name_of(held)) as file:
-            in_file = file.read(len(_MAGIC)) == _MAGIC
+            head = file.read(ENOUGH)
+            in_file = head.startswith(_MAGIC)
             file.seek(8 if in_file else 0)  # the file format is a stream between two markers, plus an index
             schema = pyarrow.ipc.read_schema(file)
             names = schema.names
@@ -149,7 +151,7 @@ def _look(path: str, columns: list[str] | None) -> Look:
                 ):  # of the other byte order, which only a stream that is read in sequence swaps
                     offsets = None
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
-        raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
+        raise ValueError(f"{path} is not an Arrow file or stream, or was cut short{kind_of(head)}: {exc}") from exc
     return Look(seen, chosen_types(path, schema, columns, names, {}), rows, offsets)
 
 

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
 from penstock._files.files import IN_USE, explain, opened, stamp
+from penstock._files.first_look import ENOUGH, kind_of
 from penstock._files.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.stream import over
 from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, folder_types, in_folders, names_of, pieces_in
@@ -142,7 +143,8 @@ def _metadata(path: str, stamp: Stamp) -> Any:
         try:
             metadata = _reader(raw).metadata
         except ValueError as exc:
-            raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
+            raw.seek(0)
+            raise ValueError(f"{path} is not a parquet file, or was cut short{kind_of(raw.read(ENOUGH))}: {exc}") from exc
         raw.seek(-8, os.SEEK_END)
         if int.from_bytes(raw.read(4), "little") == metadata.serialized_size + _SIGNATURE_BYTES:
             raise ValueError(f"{path} has encrypted columns. Write it again without encryption: pyarrow reads it with the keys.")
