@@ -22,6 +22,6 @@ _KINDS: Final = {
 }
 
 
-def kind_of(head: bytes) -> str:
-    """What a file is that begins like this, to end a sentence with; empty if that is unknown."""
-    return next((f" ({said})" for magic, said in _KINDS.items() if head.startswith(magic)), "")
+def kind_of(head: bytes, asked: str = "penstock") -> str:
+    """What a file is that begins like this, to end a sentence with; empty if that is unknown, or read by the function ``asked``."""
+    return next((f" ({said})" for magic, said in _KINDS.items() if head.startswith(magic) and not said.endswith(asked)), "")
