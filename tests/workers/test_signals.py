@@ -55,7 +55,7 @@ class Case:
         assert server.stdin is not None
         server.stdin.write(json.dumps({"method": method, "number": number, "answer": answer, "folder": str(folder)}) + "\n")
         server.stdin.flush()
-        self.pid = self._said()
+        self.pid = self.said()
         self.code: int | None = None
 
     def until_ready(self) -> None:
@@ -66,7 +66,7 @@ class Case:
 
     def ended(self) -> int:
         """Its exit code, once it has ended. A process that it leaves behind is an error."""
-        self.code = self._said()
+        self.code = self.said()
         for process in session(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 watched = os.pidfd_open(process.pid)
@@ -89,7 +89,7 @@ class Case:
     def errors(self) -> str:
         return (self.folder / "errors").read_text()
 
-    def _said(self) -> int:
+    def said(self) -> int:
         assert self._server.stdout is not None
         return int(self._server.stdout.readline())
 
@@ -118,7 +118,7 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
             end_with_stacks(left)
             print(case.errors)
         if case.code is None:
-            case.code = case._said()
+            case.code = case.said()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from penstock._workers.processes.signals import FAULTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_BETWEEN_LOOKS_S = 2.0
+BETWEEN_LOOKS_S = 2.0
 _FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
 _PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
 _WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
@@ -81,12 +81,12 @@ class HangWatch:
 
     def __init__(self, now: float) -> None:
         self._asleep: dict[int, list[str]] = {}
-        self.due = now + _BETWEEN_LOOKS_S
+        self.due = now + BETWEEN_LOOKS_S
 
     def found(self, pids: Iterable[int], now: float) -> list[int]:
         """Those that were never woken between the last look and this one. Looks if it is due."""
         if now < self.due:
             return []
-        self.due = now + _BETWEEN_LOOKS_S
+        self.due = now + BETWEEN_LOOKS_S
         before, self._asleep = self._asleep, {pid: asleep for pid in pids if (asleep := never_woken(pid))}
         return [pid for pid, asleep in self._asleep.items() if before.get(pid) == asleep and not _handles_signals(pid)]
