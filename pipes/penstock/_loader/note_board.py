@@ -220,9 +220,7 @@ def started() -> tuple[Clerk, ThreadPool]:
     return clerk, pool
 
 
-def end(clerk: Clerk, pool: ThreadPool, pid: int) -> None:
-    if os.getpid() != pid:  # a fork has no such thread
-        return
+def end(clerk: Clerk, pool: ThreadPool) -> None:
     if clerk.has_answered(wait=True):
         pool.shutdown(0)
     else:

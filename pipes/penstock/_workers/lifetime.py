@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import _thread
 import logging
+import os
 import threading
 import time
+import weakref
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, final
 
@@ -161,6 +163,16 @@ def start(threads: Iterable[threading.Thread], lock: Any) -> None:
 
 _WAKING_S = 0.1
 """Seconds that idle threads always get to end, all together."""
+
+
+def when_abandoned(owner: object, act: Callable[[], None]) -> weakref.finalize[Any, Any]:
+    """Call ``act`` when ``owner`` is collected, or as the program ends. A fork has no such threads, and may have inherited their locks locked: it does nothing."""
+    return weakref.finalize(owner, _unless_forked, act, os.getpid())
+
+
+def _unless_forked(act: Callable[[], None], pid: int) -> None:
+    if os.getpid() == pid:
+        act()
 
 
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:

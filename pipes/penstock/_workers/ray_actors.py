@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import time
 from collections import deque
 from functools import partial
@@ -296,7 +295,10 @@ class Actors:
 
     def remove(self, actor: Actor) -> None:
         """End an actor, and forget it."""
-        self._note_counted(actor)
+        if actor.counted is not None:
+            counted, actor.counted = actor.counted, None
+            counted[Meter.SINCE] = 0  # it is in no task
+            self.ended.append(counted)
         del self.by_worker[actor.worker]
         kill(actor)
         for request in actor.requests:
@@ -312,12 +314,6 @@ class Actors:
         self.came.close()
         self._sent = self._notes = None
 
-    def _note_counted(self, actor: Actor) -> None:
-        if actor.counted is not None:
-            counted, actor.counted = actor.counted, None
-            counted[Meter.SINCE] = 0  # it is in no task
-            self.ended.append(counted)
-
 
 def kill(actor: Actor) -> None:
     """End an actor by force. Without a connection, Ray has already ended it, and a call would start another cluster."""
@@ -328,12 +324,11 @@ def kill(actor: Actor) -> None:
             ray.kill(actor.handle)
 
 
-def end(actors: dict[int, Actor], owner: int) -> None:
-    """End all of them; a forked child has none."""
-    if os.getpid() == owner:
-        for actor in list(actors.values()):
-            kill(actor)
-        actors.clear()
+def end(actors: dict[int, Actor]) -> None:
+    """End all of them."""
+    for actor in list(actors.values()):
+        kill(actor)
+    actors.clear()
 
 
 def _in_words(resources: Mapping[str, float]) -> str:

@@ -23,8 +23,8 @@ import os
 import pickle
 import re
 import time
-import weakref
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
@@ -32,6 +32,7 @@ import torch
 from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
 from penstock._memory.allocation import afresh
 from penstock._memory.parcel import BYTES, value_of
+from penstock._workers.lifetime import when_abandoned
 from penstock._workers.meter import Histogram, now
 from penstock._workers.pool import IDLE, Job, Work, named
 from penstock._workers.processes.protocol import VALUE, Setup
@@ -41,7 +42,7 @@ from penstock._workers.ray_actors import Actor, Actors, Request, end, kill
 from penstock._workers.ray_worker import NO_TASK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock._memory.allocation import Allocate
     from penstock._statistics import Durations, WorkerStatistics
@@ -109,7 +110,7 @@ class RayPool:
         if not self._started:
             self._owner = os.getpid()
             self._actors.connect()
-            weakref.finalize(self, end, self._actors.by_worker, self._owner).atexit = False  # then Ray ends them
+            when_abandoned(self, partial(end, self._actors.by_worker)).atexit = False  # then Ray ends them
             self._started = True
         self._actors.start(self.size)
 
@@ -124,14 +125,13 @@ class RayPool:
         self._actors.check_places(may_raise=False)  # so that a loop that never waits is also warned about missing workers
         return job
 
-    def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
+    def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """See `Pool.wait`. The actor that holds a job for too long is ended and replaced, which counts as a restart.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed, and no worker has begun any of them; or no actor has found a place. They stay in flight.
             ClosedError: After `interrupt` (until `discard`), after `shutdown`, or in a fork.
         """
-        jobs = list(jobs)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._check_usable()
@@ -234,7 +234,7 @@ class RayPool:
         several = min(max(1, _SHORT_NS // max(1, self._task_ns)), max(1, self._queue_size // 2))
         while tasks.waiting:
             able = [actor for actor in self._actors if actor.able and actor.worker < self.size and actor.held < self._queue_size]
-            able.sort(key=_held)
+            able.sort(key=attrgetter("held"))
             found = next((one for one in able if tasks.waiting_for(one.worker) >= (several if one.held else 1)), None)
             if found is not None:
                 self._actors.do(found, self._taken(found.worker, several))
@@ -369,7 +369,7 @@ class RayPool:
         self._tasks.requeue(task for call in calls for task in call.tasks)
         self._actors.start(self.size)
 
-    def _on_timeout(self, jobs: list[Job], timeout: float | None) -> None:
+    def _on_timeout(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """End the actor that one of ``jobs`` has been waiting for. The job fails if the actor had certainly begun it. Otherwise its tasks go alone from now on."""
         held = [(actor, call, task) for actor in self._actors for call in actor.calls for task in call.tasks if task.job in jobs]
         if not held:
@@ -391,10 +391,6 @@ class RayPool:
 
     def _named(self, job: Job, row: int = IDLE) -> str:
         return named(self._work, job.task, row)
-
-
-def _held(actor: Actor) -> int:
-    return actor.held
 
 
 def _cause(error: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""Starts worker processes and detects their deaths, with our own zygote or with multiprocessing."""
+"""Starts worker processes and detects their deaths: what a launcher is, and the one for multiprocessing's other start methods; see also `zygote`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ import contextlib
 import copyreg
 import os
 import select
-import socket
-import sys
 import threading
 import time
-import warnings
 from functools import partial
 from io import FileIO
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._errors import WorkerDied, is_own_error
+from penstock._errors import is_own_error
 from penstock._memory.parcel import Parcel
 from penstock._memory.shared_memory import attach, create
 from penstock._workers.lifetime import undisturbed
-from penstock._workers.processes.deaths import Watched, cause_of
+from penstock._workers.processes.deaths import Watched
 from penstock._workers.processes.main_module import check_importable
-from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive, send
+from penstock._workers.processes.protocol import MOST_FDS, PassedFd, Setup
 from penstock._workers.processes.signals import signals_held
 from penstock._workers.processes.worker_main import worker_main
-from penstock._workers.processes.zygote import Zygote
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
@@ -77,94 +74,6 @@ class Launcher(Protocol):
 
     def disown(self) -> None:
         """In a forked child: close the copies of what belongs to the parent."""
-
-
-class ByZygote:
-    """Workers forked by a process that has no other threads."""
-
-    def __init__(self, setup: Setup, poller: select.poll) -> None:
-        self.missed_deaths: list[tuple[int, int]] = []
-        self.hears_ctrl_c = False
-        self._zygote = Zygote(setup)
-        self._poller = poller
-
-    def start(self) -> None:
-        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered, too
-            with contextlib.suppress(AttributeError, ValueError, OSError):
-                stream.flush()
-        with warnings.catch_warnings():  # Python 3.12 warns if this process has threads; see `forking`
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._zygote.start()
-        self._poller.register(self._control, select.POLLIN)
-
-    def greeting(self) -> tuple[int, list[int]]:
-        return 0, []
-
-    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        try:
-            send(self._control, ORDER.pack(serial, worker), [channel.fileno()])
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._lost() from None
-        while True:
-            # Deaths that were reported before the answer came. The poller will not show them again, so they are kept for `deaths`.
-            which, what, value = self._report(0)
-            if what == ENDED:
-                self.missed_deaths.append((which, value))
-            elif which != serial:  # of the zygote itself
-                continue
-            elif what == BORN:
-                return value
-            elif what == NOT_BORN:
-                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
-
-    def deaths(self) -> Iterator[tuple[int, int]]:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                serial, what, code = self._report(socket.MSG_DONTWAIT)
-                if what == ENDED:
-                    self.missed_deaths.append((serial, code))
-        while self.missed_deaths:
-            yield self.missed_deaths.pop(0)
-
-    def join(self, timeout: float) -> bool:
-        if self._zygote.is_over:
-            self._zygote.reap()
-            return True
-        # Only our half: the zygote takes no more orders, but continues to report until it ends after its last worker. Its end-of-file
-        # means that all have ended.
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        deadline = time.monotonic() + timeout
-        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            if not receive(self._control, REPORT.size)[0]:
-                self._zygote.reap()
-                return True
-        return False
-
-    def kill(self) -> None:
-        self._zygote.kill()
-
-    def disown(self) -> None:
-        if self._zygote.control is not None:
-            self._zygote.control.close()
-
-    @property
-    def _control(self) -> socket.socket:
-        assert self._zygote.control is not None
-        return self._zygote.control
-
-    def _report(self, flags: int) -> tuple[int, int, int]:
-        message, _ = receive(self._control, REPORT.size, flags)
-        if not message:
-            raise self._lost()
-        serial, what, value = REPORT.unpack(message)
-        return serial, what, value
-
-    def _lost(self) -> WorkerDied:
-        how = cause_of(self._zygote.exit_code())
-        return WorkerDied(f"the process that forks the workers (pid {self._zygote.pid}) has died: {how}. Build a new loader.")
 
 
 class ByContext:

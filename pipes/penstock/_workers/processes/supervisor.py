@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from penstock._errors import ClosedError, WorkerDied
 from penstock._memory.slots import KeptBatches
 from penstock._workers.lifetime import PATIENCE_S, undisturbed
-from penstock._workers.processes.launchers import ByContext, ByZygote, Launcher
+from penstock._workers.processes.launchers import ByContext, Launcher
 from penstock._workers.processes.main_module import check_not_importing
 from penstock._workers.processes.worker_handle import WorkerHandle
+from penstock._workers.processes.zygote import ByZygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
