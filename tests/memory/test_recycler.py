@@ -23,6 +23,7 @@ import pytest
 import torch
 from children import in_a_child
 from pairwise import pairwise
+from worker_pids import worker_pids
 
 import penstock
 from comparison import difference
@@ -182,8 +183,8 @@ def keep_and_check(options, seed, batches, floats, *, kill=0.0):
             keeper.let_go(keeper.chance.randrange(12))
             number += 1
             if keeper.chance.random() < kill:
-                with contextlib.suppress(ProcessLookupError):  # it is being replaced
-                    os.kill(keeper.chance.choice(loader.root.executor._pool.pids), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, IndexError):  # it is being replaced, or all are
+                    os.kill(keeper.chance.choice(worker_pids()), signal.SIGKILL)
             if keeper.chance.random() < 0.05 and number < 10:
                 state = loader.state_dict()
                 loader.load_state_dict(state)

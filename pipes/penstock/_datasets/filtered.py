@@ -10,7 +10,8 @@ import os
 import pickle
 import zlib
 from array import array
-from typing import TYPE_CHECKING, Any, Literal, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from penstock._streams.own_files import write_own
 from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock._random.permutation import Int64s
 
@@ -85,10 +86,10 @@ filtered.__module__ = "penstock"
 
 
 def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:
-    order, judge = SequentialOrder(len(dataset)), _Judge(predicate, name)
-    words = {"order": order, "transform": judge, "collate_fn": _mask, "num_workers": num_workers, "method": method}
+    work = {"transform": partial(_is_kept, predicate, name), "collate_fn": np.array, "num_workers": num_workers, "method": method}
+    batches = one_pass(dataset, _BATCH_SIZE, f"filtering by {name}", order=SequentialOrder(len(dataset)), **work)
     try:
-        kept = np.flatnonzero(np.concatenate([np.zeros(0, bool), *one_pass(dataset, _BATCH_SIZE, f"filtering by {name}", **words)]))
+        kept = np.flatnonzero(np.concatenate([np.zeros(0, bool), *batches]))
     finally:
         close_shards(dataset)
     if not len(kept):
@@ -98,25 +99,13 @@ def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: A
     return kept
 
 
-@final
-class _Judge:
-    """Whether to keep a sample."""
-
-    def __init__(self, predicate: Any, name: str) -> None:
-        self._predicate = predicate
-        self._name = name
-
-    def __call__(self, sample: Any) -> bool:
-        kept = self._predicate(sample)
-        if isinstance(kept, torch.Tensor | np.ndarray) and not kept.ndim:
-            kept = kept.item()
-        if not isinstance(kept, bool | np.bool_):
-            raise TypeError(f"{self._name} must return True or False, but returned {kept!r:.80}.")
-        return bool(kept)
-
-
-def _mask(kept: Sequence[bool]) -> np.ndarray:
-    return np.array(kept, bool)
+def _is_kept(predicate: Any, name: str, sample: Any) -> bool:
+    kept = predicate(sample)
+    if isinstance(kept, torch.Tensor | np.ndarray) and not kept.ndim:
+        kept = kept.item()
+    if not isinstance(kept, bool | np.bool_):
+        raise TypeError(f"{name} must return True or False, but returned {kept!r:.80}.")
+    return bool(kept)
 
 
 def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:

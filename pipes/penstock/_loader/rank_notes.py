@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_FRAMES: Final = 3
+FRAMES: Final = 3
 """Frames of the user's code that tell where a loader was built."""
 
 _HERE: Final = str(Path(__file__).parents[1]) + os.sep
@@ -215,7 +215,7 @@ def _place_in_the_code() -> str:
     """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which may differ between hosts."""
     frames = [one for one, _ in traceback.walk_stack(sys._getframe()) if not one.f_code.co_filename.startswith(_HERE)]
     users = [one for one in frames if not is_library_file(one.f_code.co_filename)]
-    return ", ".join(f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:_FRAMES])
+    return ", ".join(f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:FRAMES])
 
 
 def _without_seeds(settings: Any) -> Any:

@@ -105,11 +105,6 @@ class Actor:
         """Whether it may be given tasks."""
         return self.ready and not self.stuck and self.death is None
 
-    def cross_out(self, request: Request) -> None:
-        """Its answer was handled."""
-        self.requests.remove(request)
-        request.forget()
-
     @property
     def gave_all(self) -> bool:
         """Whether it is dead, and all its answers have been handled."""

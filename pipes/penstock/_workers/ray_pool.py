@@ -277,7 +277,8 @@ class RayPool:
             else:
                 self._tasks.fail(partial(self._error, answer, actor.where, "its start"))
             if not lost:  # otherwise `_replace` needs it
-                actor.cross_out(request)
+                actor.requests.remove(request)
+                request.forget()
             if actor.gave_all:
                 self._replace(actor)
             del request, answer  # or this frame would keep the object in the store
