@@ -51,6 +51,7 @@ def _slept(thread: str) -> str:
     number, *arguments = Path(thread, "syscall").read_text().split()
     if number != _FUTEX:
         return ""
+    # The address of the futex, the operation, the value that it had, and the time limit.
     _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
     status = Path(thread, "status").read_text()
     runs = "State:\tS" not in status  # or is stopped, frozen or debugged: it may have been woken, and not have seen it yet

@@ -70,6 +70,7 @@ class Closing:
 
     def is_set(self) -> bool:
         """Whether the thread's result is no longer wanted."""
+        # Asked, not told: a pool does not know what its threads wait for.
         return self._set or told_to_end.get()()
 
     def wait(self, timeout: float) -> bool:
@@ -119,7 +120,8 @@ def undisturbed(act: Callable[[], None], lock: Any) -> None:
     """
     done = Bell()
     errors: list[BaseException] = []
-    # A single C call. `Thread.start` would wait in Python code; see `start`.
+    # A single C call. `Thread.start` would wait in Python code; see `start`. If a handler raises in `done.wait`, the thread goes on, and holds the
+    # lock until ``act`` is complete; that is what the next call waits for.
     _thread.start_new_thread(_act, (act, lock, errors, done))
     done.wait()
     if errors:
@@ -180,7 +182,7 @@ def join(threads: Iterable[threading.Thread], timeout: float) -> None:
     # One deadline for all: with a tenth of a second for each, closing many threads took long.
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
-        if not thread.is_alive() or thread is threading.current_thread():
+        if not thread.is_alive() or thread is threading.current_thread():  # a finalizer runs in any thread, also in one that it ends
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():

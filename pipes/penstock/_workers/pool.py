@@ -95,6 +95,7 @@ class Job:
             return self.value
         if isinstance(self.error, Exception) and not isinstance(self.error, StopIteration | StopAsyncIteration):
             raise self.error
+        # As itself, a StopIteration would look like the end of the data, and a SystemExit would end the program.
         where = ", ".join(getattr(self.error, "__notes__", ()))
         raise SampleError(f"{type(self.error).__name__} was raised by user code {where}".rstrip()) from self.error
 
@@ -123,7 +124,7 @@ class SplitJob:
         return [job for job in self._jobs if not job.done] or self._jobs  # never empty: a thread may have finished the last one just now
 
     def result(self) -> Any:
-        for job in self._jobs:
+        for job in self._jobs:  # the first error in the order of the rows, whichever worker was first
             if job.error is not None:
                 job.result()
         return self._together([job.value for job in self._jobs])

@@ -121,6 +121,7 @@ class Came:
 
     def add(self, request: Request, _ref: Any, answer: Any) -> None:
         """It was answered. Until then, Ray's callback holds the reference."""
+        # In a thread of Ray's, while the consumer may be anywhere. Each step is a single call in C, and the answer is there before its request.
         request.answer = answer
         self.requests.append(request)
         self.bell.ring()
@@ -221,6 +222,7 @@ class Actors:
         self._ask(actor, "tasks", ref, tasks)
 
     def _ask(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
+        # Listed before it is awaited: if an interrupt comes in between, `restore` awaits it.
         request = Request(actor, kind, ref, tasks)
         actor.requests.append(request)
         self._await(request)
@@ -230,6 +232,7 @@ class Actors:
 
     def restore(self, workers: int) -> None:
         """After an exception in the middle of anything, deliver all answers once more, and start the missing workers."""
+        # An answer that comes twice does no harm, because a request that was handled is no longer on its actor's list.
         self.start(workers)
         for actor in self:
             for request in actor.requests:
@@ -306,6 +309,7 @@ class Actors:
         if self._notes is not None and not self.lost:
             with contextlib.suppress(Exception):
                 self.ray.kill(self._notes)
+        # Ray would keep what these refer to for as long as the program holds the pool, such as in a variable of a notebook.
         self.came.close()
         self._sent = self._notes = None
 

@@ -231,6 +231,7 @@ class RayPool:
         about half a millisecond regardless of its content.
         """
         tasks = self._tasks
+        # Half of the queue at most, so that an actor has the next call when it finishes one.
         several = min(max(1, _SHORT_NS // max(1, self._task_ns)), max(1, self._queue_size // 2))
         while tasks.waiting:
             able = [actor for actor in self._actors if actor.able and actor.worker < self.size and actor.held < self._queue_size]
@@ -264,6 +265,8 @@ class RayPool:
             if request not in actor.requests or self._actors.by_worker.get(actor.worker) is not actor:
                 continue  # it came twice, or from an actor that is gone
             lost = isinstance(answer, self._actors.ray.exceptions.RayActorError)
+            # An actor's death comes as the answer to each of its requests, in any order and between true answers. It is replaced when all have
+            # come, so nothing that it has done is done again.
             if lost:
                 actor.death = answer
             elif isinstance(answer, BaseException):
@@ -335,7 +338,7 @@ class RayPool:
 
     def _replace(self, actor: Actor) -> None:
         needed, how, calls = actor.worker < self.size, _cause(actor.death), actor.calls
-        self._actors.remove(actor)
+        self._actors.remove(actor)  # first: whatever comes from it now is too late
         # The answer to the first call may have been lost with the actor, so it may have been working on the second.
         suspects = [task for call in calls[:2] for task in call.tasks if not task.job.done]
         number, row, may_accuse = NO_TASK, IDLE, False

@@ -84,6 +84,7 @@ class _Core:
             job = self.inbox.get()
             if self.stopped:
                 return None
+            # A None that came too late, or for another thread, is no harm: whoever takes it looks whether it may leave.
             if job is not None:
                 self.doing[number] = job
                 job.worker = number
@@ -91,10 +92,10 @@ class _Core:
         return None
 
     def may_leave(self, number: int) -> bool:
-        if not self.leaving:
+        if not self.leaving:  # without the lock, because this is asked before each job
             return False
         with self.lock:
-            if not self.leaving:
+            if not self.leaving:  # others have left since
                 return False
             del self.threads[number]
             self.leaving -= 1
@@ -112,7 +113,7 @@ class _Core:
 
     def give_up(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """End one of ``jobs`` that a thread has begun with a `TimeoutError`, unless one of them is done by now."""
-        with self.lock:
+        with self.lock:  # or a thread might finish the job that is given up, and its value would stay behind the error
             if any(job.done for job in jobs):
                 return
             job = next((job for job in jobs if job.worker != IDLE), None)

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from io import FileIO
+from multiprocessing import resource_tracker
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,9 +87,9 @@ class ByContext:
         self._method = context.get_start_method()
         self.hears_ctrl_c = self._method == "forkserver"
         self._poller = poller
-        self._watched: dict[int, tuple[int, Watched]] = {}
+        self._watched: dict[int, tuple[int, Watched]] = {}  # by the descriptor that shows the death: the serial, and the process
         self._passing = _Passing()
-        self._pickled: FileIO | None = None
+        self._pickled: FileIO | None = None  # shared memory with the pickled setup, which every worker maps
         self._nbytes = 0
 
     def start(self) -> None:
@@ -122,9 +123,19 @@ class ByContext:
             target=worker_main, args=(worker, channel), name=f"{self._setup.name}-{worker}", daemon=True
         )
         if self._method == "forkserver":
-            _start_by_server(process)
+            # The server serves the whole program. If there is none, or it has just died, this starts it, so no signal may be held here: it
+            # inherits the mask, and so does every process that it forks for others. With SIGCHLD blocked it would never learn of their deaths.
+            try:
+                process.start()
+            except EOFError as error:
+                raise ConnectionResetError("multiprocessing's fork server has died") from error
         else:
-            _spawn(process)
+            # Starting multiprocessing's tracker unblocks Ctrl-C, which must not reach the worker in its start. So it comes first; it ends with
+            # this process, and needs no signals.
+            with signals_held():
+                resource_tracker.ensure_running()
+            with signals_held():
+                process.start()
         watched = Watched(process)
         self._watched[watched.fd] = (serial, watched)
         self._poller.register(watched.fd, select.POLLIN)
@@ -132,6 +143,7 @@ class ByContext:
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         for fd in self._ended(0.0):
+            # Reaped before it is forgotten: after an interrupt in between, the next call reaps again, which changes nothing.
             serial, watched = self._watched[fd]
             code = watched.reap()
             self._forget(fd)
@@ -141,6 +153,7 @@ class ByContext:
         deadline = time.monotonic() + timeout
         while self._watched and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
             for fd in ended:
+                # A fork server that was stopped has the exit codes and does not tell them: no longer than this call may take.
                 self._watched[fd][1].reap(max(0.0, deadline - time.monotonic()))
                 self._forget(fd)
         if self._watched:
@@ -153,7 +166,7 @@ class ByContext:
     def kill(self) -> None:
         for _, watched in list(self._watched.values()):
             watched.kill()
-        self.join(1.0)
+        self.join(1.0)  # not for ever: a process that is stuck in the kernel ends when the kernel lets it
 
     def disown(self) -> None:
         for _, watched in self._watched.values():
@@ -174,27 +187,6 @@ class ByContext:
         for fd in list(self._watched):
             poller.register(fd, select.POLLIN)
         return [fd for fd, _ in poller.poll(timeout * 1000)]
-
-
-def _spawn(process: BaseProcess) -> None:
-    from multiprocessing import resource_tracker
-
-    with signals_held():  # the tracker ends with this process, and needs no signals
-        resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which must not reach the worker during its start
-    with signals_held():
-        process.start()
-
-
-def _start_by_server(process: BaseProcess) -> None:
-    """Have multiprocessing's fork server fork it.
-
-    The server serves the whole program. If there is none, or it has just died, this starts it, so no signal may be held here: it inherits the mask,
-    and so does every process that it forks for others. With SIGCHLD blocked it would never learn of their deaths.
-    """
-    try:
-        process.start()
-    except EOFError as error:
-        raise ConnectionResetError("multiprocessing's fork server has died") from error
 
 
 class _Passing:
@@ -234,6 +226,7 @@ def _preload(setup: Setup) -> None:
     """Have the fork server import torch, `worker_main` and the kind of work once, for all workers, unless the user chose what it imports."""
     from multiprocessing import forkserver
 
+    # There is no public way to ask what was chosen. If the names change, workers import by themselves, which only takes longer.
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main", type(setup.work).__module__])

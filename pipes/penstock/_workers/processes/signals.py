@@ -34,7 +34,7 @@ def set_signals() -> None:
         handler = signal.getsignal(number)
         if number == signal.SIGTERM:
             signal.signal(number, _pass_by)
-            signal.siginterrupt(number, False)
+            signal.siginterrupt(number, False)  # or a slow read in native code, which knows no PEP 475, would fail with EINTR
         elif number in _OWN | FAULTS:
             if callable(handler) or handler is signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
@@ -46,6 +46,8 @@ def set_signals() -> None:
 
 def let_forks_be_terminated() -> None:
     """Let SIGTERM end the processes that user code forks from this one, from the start, because `multiprocessing` ends them that way."""
+    # The handler is inherited. If SIGTERM came to the new process before `be_ordinary` has replaced it, it would be lost, and whoever sent it would
+    # wait for ever. So it is held from before the fork, and delivered once it is fatal again.
     masks: list[Any] = []
 
     def hold() -> None:

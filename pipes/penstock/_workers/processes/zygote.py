@@ -45,7 +45,7 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
     open_for_orders = True
     while open_for_orders or children:
         for fd, _ in poller.poll():
-            if fd != control.fileno():
+            if fd != control.fileno():  # a worker has died; its report is sent after it was reaped, so its pid is free by then
                 serial, ended = children.pop(fd)
                 poller.unregister(fd)
                 _report(control, serial, ENDED, ended.reap())
@@ -108,6 +108,7 @@ class ByZygote:
         for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered, too
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
+        # Threads of this process hold no lock that the child needs, or else it is seen to hang and is forked again.
         with warnings.catch_warnings():  # Python 3.12 warns if this process has threads; see `forking`
             warnings.simplefilter("ignore", DeprecationWarning)
             until_up(self._fork, self.kill)
