@@ -470,10 +470,10 @@ def test_what_a_worker_had_answered_is_not_done_again(pools: Any, tmp_path: Path
     jobs = [*(pool.submit((noted, log, value)) for value in range(7)), pool.submit((noted_then_held, log, fifo, 7))]
     has_started(fifo)
     worker = psutil.Process(pool.pids[0])
-    zygote = worker.parent()
-    assert zygote is not None
+    waiting = Path(f"/proc/{worker.ppid()}/syscall")  # what the process that forks workers waits in
+    idle = waiting.read_text().split()[0]
     worker.kill()
-    while psutil.pid_exists(worker.pid) or zygote.status() != psutil.STATUS_SLEEPING:
+    while psutil.pid_exists(worker.pid) or waiting.read_text().split()[0] != idle:
         time.sleep(0)  # until the death has been reported, before any answer has been read
     release = threading.Thread(target=lambda: (has_started(fifo), fifo.write_bytes(b"go")))
     release.start()
