@@ -324,7 +324,7 @@ class ProcessPool:
         able = [worker for worker in workers if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size]
         if not any(len(worker.held) <= refill_at for worker in able):
             return
-        # First the tasks with an owner, for every worker with room: a worker whose queue is full, or that needs no
+        # First the tasks with an owner, forevery worker with room: a worker whose queue is full, or that needs no
         # refill yet, must not keep the others from theirs.
         if self._tasks.owned:
             for worker in able:
@@ -332,7 +332,7 @@ class ProcessPool:
                     self._hand(worker, task)
         # Of equally loaded workers, the one that answered last has just begun its oldest task, so it would begin a new one last. Without this,
         # where 32 workers finish together, an earlier batch was put behind a later one, and 31 finished batches waited for it.
-        able.sort(key=attrgetter("answered"))
+        able.sort(key=_answered)
         while able:
             # Choose the least loaded worker again for each task. When only the worker to be refilled got tasks, it got
             # four in a row, and the second of them took twice as long.
@@ -452,6 +452,9 @@ class ProcessPool:
 
     def _named(self, job: Job, row: int = IDLE) -> str:
         return named(self._work, job.task, row)
+
+
+_answered = attrgetter("answered")
 
 
 def _load(worker: WorkerHandle) -> int:

@@ -166,7 +166,7 @@ class ByContext:
     def kill(self) -> None:
         for _, watched in list(self._watched.values()):
             watched.kill()
-        self.join(1.0)  # not for ever: a process that is stuck in the kernel ends when the kernel lets it
+        self.join(1.0)  # not forever: a process that is stuck in the kernel ends when the kernel lets it
 
     def disown(self) -> None:
         for _, watched in self._watched.values():

@@ -47,7 +47,7 @@ def set_signals() -> None:
 def let_forks_be_terminated() -> None:
     """Let SIGTERM end the processes that user code forks from this one, from the start, because `multiprocessing` ends them that way."""
     # The handler is inherited. If SIGTERM came to the new process before `be_ordinary` has replaced it, it would be lost, and whoever sent it would
-    # wait for ever. So it is held from before the fork, and delivered once it is fatal again.
+    # wait forever. So it is held from before the fork, and delivered once it is fatal again.
     masks: list[Any] = []
 
     def hold() -> None:

@@ -89,7 +89,7 @@ class TaskTable:
 
     def take(self, owner: int | None = None) -> PendingTask | None:
         """The next task for worker ``owner``, or with None the next for any worker; None if there is none."""
-        queue = self._queue(owner)
+        queue = self._backlog if owner is None else self._queue(owner)
         return queue.popleft() if queue else None
 
     def _queue(self, owner: int | None) -> deque[PendingTask]:
