@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from worker_pids import worker_pids
 
 import penstock
 from penstock import Filter, Loader, Shuffle, Stream
@@ -56,7 +57,7 @@ def main(folder: Path, steps: int, worker_at: int, rank_at: int) -> None:
         for step in range(steps):
             last = WORLD_SIZE - 1 == RANK
             if last and step == worker_at:
-                os.kill(loader.root.executor._pool.pids[1], signal.SIGKILL)
+                os.kill(worker_pids()[1], signal.SIGKILL)
             if step == rank_at:
                 dist.barrier()  # rank 0 has written the step before
             if last and step == rank_at:

@@ -150,9 +150,13 @@ def by_hand(own) -> Loader:
     return Loader(Prefetcher(Batcher(Sharder(Cycler(source), tail="drop"), 2)))
 
 
+def notes_of(one: Loader):
+    return one._reader.notes
+
+
 def compared(one: Loader) -> bool:
     """Whether this loader has sent a note that counts."""
-    notes = one._reader.notes
+    notes = notes_of(one)
     return notes is not None and notes._clerk is not None and notes._clerk.answered > 0 and notes._name not in note_board.given_up
 
 
@@ -224,7 +228,7 @@ def healthy_loaders_raise_no_alarm():
         assert compared(one) is (WORLD_SIZE > 1)
     with loader(Made(Thing)) as one:
         list(whole(one))
-        assert one._reader.notes is None or one._reader.notes._clerk is None
+        assert notes_of(one) is None or notes_of(one)._clerk is None
 
 
 def loaders_that_are_built_again_and_again_raise_no_alarm():
@@ -243,10 +247,10 @@ def loaders_of_other_numbers_write_no_notes():
     for one in (loader(Deals(), rank=RANK, world_size=WORLD_SIZE), loader(Deals(), rank=0, world_size=1), loader(shuffle=True)):
         with one:
             list(one)
-        assert one._reader.notes is None
+        assert notes_of(one) is None
     with stream(number, own=True, split="own") as one:
         assert in_order(gathered(flat(one))) == list(range(N))
-    assert one._reader.notes is None
+    assert notes_of(one) is None
 
 
 # Something differs.

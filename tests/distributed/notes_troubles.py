@@ -82,7 +82,7 @@ def stopped(folder: Path) -> None:
                     waited_for(folder, f"done{other}")
                 os.kill(pid, signal.SIGCONT)
         sys.stdout.write(f"9 epochs beside a store that was stopped: {took:.2f} s\n")
-        assert took < note_board._STORE_S / 2
+        assert took < note_board.STORE_S / 2
     list(before if RANK == 0 else loader(1))
     dist.barrier()
     dist.destroy_process_group()

@@ -5,6 +5,7 @@ The garbage collector is off: where reference counts are enough, nothing else ma
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sysconfig
@@ -210,16 +211,21 @@ def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_fork_that_drops_the_loader_touches_nothing_of_it():
+def test_a_fork_that_drops_the_loader_touches_nothing_of_it(monkeypatch):
     """A thread that held a lock when this process forked never releases it in the child. Seen to hang: finalizers that do not check their process."""
+    locks, made = [], threading.RLock
+    monkeypatch.setattr(threading, "RLock", lambda: locks.append(made()) or locks[-1])
     batches = loader(Prefetcher, (2, "thread", None))
     iterator = iter(batches)
     next(iterator)
-    locks = [node._pump._core.lock for node in batches.root.chain() if isinstance(node, ReaderNode)]  # type: ignore[union-attr]
+    monkeypatch.undo()
+    assert locks
     taken, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with locks[0]:
+        with contextlib.ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
             taken.set()
             release.wait(100)
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from worker_pids import worker_pids
 
 from penstock import Loader
 from penstock.testing import Tagged
@@ -38,7 +39,7 @@ def test_the_same_workers_across_epochs_jumps_and_loads(options):
 
         def engaged():
             threads = {thread for thread in threading.enumerate() if thread.name.startswith("penstock-map")}
-            return threads or set(loader.root.executor._pool.pids)
+            return threads or {*worker_pids()}
 
         seen = workers(loader)
         first = engaged()

@@ -32,6 +32,7 @@ import psutil
 import pytest
 import torch
 from sessions import session
+from worker_pids import worker_pids
 
 import penstock
 from penstock import Loader
@@ -295,7 +296,7 @@ def tried(fault: str, method: str, folder: Path, limit_s: float) -> str:
 
     def started() -> None:
         if fault == "stuck":
-            loader.root.executor._options.timeout = TIMEOUT_S  # type: ignore[attr-defined]
+            set_timeout(loader, TIMEOUT_S)
 
     RELEASED.clear()
     log, watch = logging.getLogger("penstock"), Watch()
@@ -311,7 +312,7 @@ def tried(fault: str, method: str, folder: Path, limit_s: float) -> str:
     )
     try:
         seen = read(iter(loader), fault, folder, partial(pids_of, loader), started)
-        loader.root.executor._options.timeout = None  # type: ignore[attr-defined]
+        set_timeout(loader, None)
         RELEASED.set()
         deadline = time.monotonic() + 100
         whole = [sample[0] for batch in loader for sample in batch]
@@ -346,11 +347,17 @@ def raised_for(fault: str, method: str) -> str | None:
     return "" if method == "ray" and fault == "unpicklable" else FAULTS[fault].raises  # Ray sends classes and functions by value
 
 
+def set_timeout(loader: Loader[Any], seconds: float | None) -> None:
+    loader.root.executor._options.timeout = seconds  # type: ignore[attr-defined]
+
+
 def pids_of(loader: Loader[Any]) -> list[int]:
-    pool: Any = loader.root.executor._pool  # type: ignore[attr-defined]
-    if hasattr(pool, "pids"):
-        return list(pool.pids)
-    return [int(said[1]) for actor in pool._actors if (said := re.search(r"pid (\d+)", actor.where))]  # one that starts has not said it yet
+    executor: Any = loader.root.executor  # type: ignore[attr-defined]
+    if executor.method != "ray":
+        return worker_pids()
+    return [
+        int(said[1]) for actor in executor._pool._actors if (said := re.search(r"pid (\d+)", actor.where))
+    ]  # one that starts has not said it yet
 
 
 def shown(seconds: float) -> str:
@@ -377,14 +384,15 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
                 assert ours.tolist() == expected.tolist()
                 batches += 1
                 if batches % 5 == 0:
-                    pid = loader.root.executor._pool.pids[batches % 2]  # type: ignore[attr-defined]
+                    pid = (pids := worker_pids())[batches % len(pids)]
                     if pid not in killed:  # otherwise the worker was not needed since its last death
                         os.kill(pid, signal.SIGKILL)
                         killed.add(pid)
             if epoch % 50 == 49:
                 gc.collect()
                 here = psutil.Process()
-                zygote = psutil.Process(loader.root.executor._pool._scheduler._supervisor._launcher._zygote.pid)  # type: ignore[attr-defined]
+                zygote = psutil.Process(worker_pids()[0]).parent()
+                assert zygote is not None
                 sizes.append((here.memory_info().rss, here.num_fds(), zygote.memory_info().rss, zygote.num_fds()))
         assert len(killed) >= 200
         assert len(killed) - 2 <= loader.statistics().nodes[-1].workers.restarts <= len(killed)
@@ -449,7 +457,7 @@ def test_augmentation_is_the_same_after_deaths_and_resumes(method: str) -> None:
         for batch in loader:
             seen.append(batch.tolist())
             if len(seen) == 3:
-                os.kill(loader.root.executor._pool.pids[0], signal.SIGKILL)
+                os.kill(worker_pids()[0], signal.SIGKILL)
             if len(seen) == 5:
                 break
         state = loader.state_dict()

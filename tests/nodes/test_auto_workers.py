@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from worker_pids import worker_pids
 
 import penstock
 from penstock import Loader
@@ -134,9 +135,9 @@ def test_workers_that_are_killed_while_it_grows_are_replaced(dictate: Any) -> No
                 found.append((batch.tolist(), auto.state_dict()))
                 if len(found) in (3, 4, 9, 21):
                     with contextlib.suppress(ProcessLookupError):  # it was killed before, and nobody has noticed
-                        os.kill(auto.root.executor._pool.pids[-1], signal.SIGKILL)
+                        os.kill(worker_pids()[-1], signal.SIGKILL)
         assert found == expected
-        os.kill(auto.root.executor._pool.pids[0], signal.SIGKILL)
+        os.kill(worker_pids()[0], signal.SIGKILL)
         for _ in itertools.chain.from_iterable(itertools.repeat(auto)):  # a death is noticed once the loop has to wait
             if auto.statistics().nodes[-1].workers.restarts:
                 break
@@ -158,8 +159,8 @@ def test_what_is_loaded_ahead_follows_the_number_of_workers(dictate: Any) -> Non
 def test_it_adds_workers_for_samples_that_wait_and_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than cores, because they wait. The machine may be busy: how many exactly is not asked. Seen to fail: bounded by cores."""
     monkeypatch.setattr(auto_workers, "cores", lambda: 1.0)
-    monkeypatch.setattr(auto_workers, "_SHORTEST_NS", 100_000_000)
-    monkeypatch.setattr(auto_workers, "_COMPUTES", 2.0)  # a busy machine makes waiting look like computing
+    monkeypatch.setattr(auto_workers, "SHORTEST_NS", 100_000_000)
+    monkeypatch.setattr(auto_workers, "COMPUTES", 2.0)  # a busy machine makes waiting look like computing
     caplog.set_level(logging.INFO)
     with loader(Waits(), shuffle=False, batch_size=1) as auto:
         assert auto.num_workers == 1
@@ -191,7 +192,7 @@ class Clock:
         self.ns = self.waited_ns = 0
         self.found: list[Measurement] = []
         monkeypatch.setattr(auto_workers, "now", lambda: self.ns)
-        monkeypatch.setattr(AutoWorkers, "_bound", lambda auto, pool: (16, "the bound"))
+        monkeypatch.setattr(AutoWorkers, "bound", lambda auto, pool: (16, "the bound"))
         really = Controller.decide
 
         def decide(controller: Controller, found: Measurement) -> int:
@@ -240,7 +241,7 @@ def test_memory_bounds_it(words: dict[str, int], free: int, workers: int, monkey
     monkeypatch.setattr(auto_workers, "cores", lambda: 16.0)
     with Loader(ParallelMapper(loader().root.source, ten_megabytes, "auto", **words)) as auto:
         some(iter(auto), 2)
-        assert auto.root.executor.crew.auto._bound(auto.root.executor._pool) == (workers, "half of the free memory")
+        assert auto.root.executor.crew.auto.bound(auto.root.executor._pool) == (workers, "half of the free memory")
 
 
 def ten_megabytes(values: list[int]) -> torch.Tensor:
@@ -289,11 +290,11 @@ def test_a_dataset_changed_in_between_is_loaded_anew_by_as_many(dictate: Any) ->
         batches = iter(auto)
         some(batches, 3)
         told.look = lambda *_: auto.num_workers  # type: ignore[method-assign]
-        before = auto.root.executor._pool.pids
+        before = worker_pids()
         auto.refresh()
         some(batches, 2)
-        assert len(auto.root.executor._pool.pids) == auto.num_workers == 4
-        assert not {*before} & {*auto.root.executor._pool.pids}
+        assert auto.statistics().nodes[-1].workers.workers == auto.num_workers == 4
+        assert not {*before} & {*worker_pids()}
 
 
 def some(iterator: Iterator[Any], number: int) -> list[Any]:

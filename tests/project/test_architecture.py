@@ -39,7 +39,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_nodes": "_arguments _errors _statistics _random _memory _workers _fetch",
     "_observe": "_arguments _errors _statistics _workers _fetch",
     "_loader": "_arguments _errors _statistics _random _memory _workers _fetch _nodes _observe",
-    "_datasets": "_arguments _errors _random _memory _files _fetch _streams _loader",
+    "_datasets": "_arguments _errors _random _memory _files _workers _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _files _workers _fetch",
     "": "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams formats nodes orders statistics testing",  # the front door itself
     "formats": "_arguments _errors _files _fetch _streams",

@@ -284,14 +284,14 @@ def test_the_callers_draws_are_no_surprise():
 def both_ways(request, monkeypatch):
     """Both ways of looking at the generators of Python and torch."""
     if request.param == "asked":
-        monkeypatch.setattr(global_rng, "_python_twister", lambda: None)
-        monkeypatch.setattr(global_rng, "_torch_twister", lambda: None)
+        monkeypatch.setattr(global_rng, "python_twister", lambda: None)
+        monkeypatch.setattr(global_rng, "torch_twister", lambda: None)
 
 
 @pytest.mark.parametrize("kept", [lambda: random.gauss(0, 1), lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)])
 def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
     """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end; `look` without
-    ``gauss_next``; `_TorchMemory.read` without the deviates."""
+    ``gauss_next``; `TorchMemory.read` without the deviates."""
     seed_globals(1, 2, 3)
     kept()
     found = generators()
@@ -308,12 +308,12 @@ def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
 
 
 def test_the_generator_of_torch_is_found():
-    """Otherwise a look takes four times as long. Seen to fail: `_TorchMemory.read` without the deviates; `_torch_state` without them."""
-    twister = global_rng._torch_twister()
+    """Otherwise a look takes four times as long. Seen to fail: `TorchMemory.read` without the deviates; `_torch_state` without them."""
+    twister = global_rng.torch_twister()
     assert twister is not None
     for seed in (1, 1, 2):  # alike, if all that differs is what the compiler left in the gaps
         torch.default_generator.manual_seed(seed)
-        assert (twister.read() == global_rng._TorchMemory(torch.Generator().manual_seed(seed)).read()) is True
+        assert (twister.read() == global_rng.TorchMemory(torch.Generator().manual_seed(seed)).read()) is True
 
 
 def test_where_a_deviate_is_kept_nothing_is_said():

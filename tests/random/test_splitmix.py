@@ -23,7 +23,7 @@ def by_numpy() -> list[int]:
 
 
 def by_torch() -> list[int]:
-    return [word % 2**64 for word in batch_rng._mixed(torch.arange(1, 4) * batch_rng._GAMMA).tolist()]
+    return [word % 2**64 for word in batch_rng.mixed(torch.arange(1, 4) * (GAMMA - 2**64)).tolist()]
 
 
 @pytest.mark.parametrize("words", [by_integers, by_numpy, by_torch])

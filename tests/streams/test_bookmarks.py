@@ -206,10 +206,10 @@ def line(**changed: Any) -> bytes:
     return marks(None)._lines._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
 
 
+checked = marks(None)._lines._checked
+
 HOSTILE = [
-    pytest.param(
-        marks(None)._lines._checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"
-    ),
+    pytest.param(checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
     pytest.param(line(shard=8), id="no such shard"),
     pytest.param(line(shard=-5), id="a shard counted from the end"),
     pytest.param(line(shard=3.0), id="a shard that is a float"),
@@ -232,9 +232,9 @@ HOSTILE = [
     pytest.param(line()[:-10] + b"\n", id="torn, and a line end"),
     pytest.param(line()[:-10] + line(shard=4, key=KEYS[4]), id="torn, and gone on with another"),
     pytest.param(b" " + line(), id="a space before it"),
-    pytest.param(marks(None)._lines._checked(b"[3,null,9"), id="a list"),
-    pytest.param(marks(None)._lines._checked(b""), id="nothing but a checksum"),
-    pytest.param(marks(None)._lines._checked(b"[" * 100_000), id="nested too deep"),
+    pytest.param(checked(b"[3,null,9"), id="a list"),
+    pytest.param(checked(b""), id="nothing but a checksum"),
+    pytest.param(checked(b"[" * 100_000), id="nested too deep"),
     pytest.param(b"\0" * 5000 + b"\n", id="zeros, as after a power failure"),
     pytest.param(bytes(range(256)) * 3 + b"\n", id="all bytes"),
     pytest.param(b"\n\n\n", id="empty lines"),

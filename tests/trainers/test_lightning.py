@@ -113,7 +113,7 @@ def validations(case: Case) -> int:
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
     """Two ranks with two workers each must all end after a Ctrl-C, which a terminal sends to every process of the group.
 
-    Seen to fail: a zygote that never leaves its loop and that `Zygote.kill` does not kill. (Either alone is made up for by the other.)
+    Seen to fail: a zygote that never leaves its loop and that `ByZygote.kill` does not kill. (Either alone is made up for by the other.)
     """
     output = tmp_path / "output.txt"
     with output.open("w") as errors:

@@ -132,6 +132,10 @@ def pool_of(loader: Loader[Any]) -> Any:
     return next(node for node in loader.root.chain() if hasattr(node, "executor")).executor._pool
 
 
+def actors_of(loader: Loader[Any]) -> Any:
+    return pool_of(loader)._actors
+
+
 def alive() -> int:
     """Actors that Ray has not ended."""
     from ray._private.state import actors
@@ -305,7 +309,7 @@ def all_actors_are_killed() -> None:
     with built(Draws(), 2) as loader:
         batches = iter(loader)
         found = [next(batches)]
-        for actor in pool_of(loader)._actors:
+        for actor in actors_of(loader):
             ray.kill(actor.handle)
         found += [*batches, *loader]
         assert loader.statistics().nodes[-1].workers.restarts == 2
@@ -546,7 +550,7 @@ def a_cluster_smaller_than_asked_for() -> None:
     with built(Draws(), CPUS + 2, infinite=True) as loader:
         batches = iter(loader)
         until(lambda: next(batches) is not None and loader.statistics().nodes[-1].workers.workers == CPUS)
-        pool_of(loader)._actors.placed_within_s = 0.5
+        actors_of(loader).placed_within_s = 0.5
         until(lambda: next(batches) is not None and bool(said.lines))
     assert "none of 2 of 5 workers. Each needs 1 CPU. Free now: " in said.lines[0]
     assert said.lines[0].endswith("The others continue.")
@@ -559,7 +563,7 @@ def the_others_are_lost_too() -> None:
     with built(Draws(), 2, infinite=True, ray_options={"resources": {"few": 1}}) as loader:
         batches = iter(loader)
         next(batches)
-        pool_of(loader)._actors.placed_within_s = 0.5
+        actors_of(loader).placed_within_s = 0.5
         until(lambda: next(batches) is not None and bool(said.lines))
         CLUSTER.remove_node(spare, allow_graceful=False)
         assert "none of 2 of 2 workers" in raised(TimeoutError, lambda: [*batches])

@@ -105,7 +105,7 @@ class Pooled:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_sample_that_hangs_in_a_fork_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the loader waits: nothing would ever come. Each way out that the message names is then right."""
-    monkeypatch.setattr(asleep, "_BETWEEN_LOOKS_S", 0.2)
+    monkeypatch.setattr(asleep, "BETWEEN_LOOKS_S", 0.2)
     dataset = Pooled()
     with Loader.from_dataset(dataset, batch_size=2, num_workers=1) as loader:
         batches = iter(loader)
@@ -128,7 +128,7 @@ def test_a_sample_that_hangs_in_a_fork_is_an_error_that_names_it(monkeypatch: py
 @linux
 @forks
 def test_a_worker_that_hangs_in_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asleep, "_BETWEEN_LOOKS_S", 0.2)
+    monkeypatch.setattr(asleep, "BETWEEN_LOOKS_S", 0.2)
     with (
         Loader.from_dataset(range(4), num_workers=1, worker_init_fn=lock_twice) as loader,
         pytest.raises(WorkerDied, match="its start hangs in worker process 0"),

@@ -13,10 +13,10 @@ import multiprocessing
 import os
 import random
 import resource
-import select
 import signal
 import sys
 import threading
+import time
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +142,10 @@ def stuck(cell: Any, fifo: Path, row: int = IDLE) -> None:
     cell[0] = row
     fifo.write_bytes(b"here")
     threading.Event().wait()
+
+
+def tells(cell: Any, fifo: Path) -> None:
+    fifo.write_bytes(b"here")
 
 
 def once(cell: Any, flag: Path, fault: Callable[[], Any], value: Any) -> Any:
@@ -308,7 +312,7 @@ def test_an_owner_that_is_behind_holds_up_its_own_tasks_only(pools: Any, tmp_pat
     others = [pool.submit((whose, value), 1) for value in range(20)]
     assert [result(pool, job) for job in others] == [(1, value) for value in range(20)]
     assert result(pool, pool.submit((whose, 20))) == (1, 20)
-    assert [len(worker.held) for worker in pool._scheduler._supervisor.workers.values()] == [queue_size, 0]
+    assert [job.worker for job in behind] == [0] * queue_size + [IDLE] * (20 - queue_size)
     fifo.write_bytes(b"go")
     assert [result(pool, job) for job in behind] == list(range(20))
     assert log.read_text().split() == [str(value) for value in range(20)]
@@ -467,9 +471,12 @@ def test_what_a_worker_had_answered_is_not_done_again(pools: Any, tmp_path: Path
     log = tmp_path / "log"
     jobs = [*(pool.submit((noted, log, value)) for value in range(7)), pool.submit((noted_then_held, log, fifo, 7))]
     has_started(fifo)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    launcher: Any = pool._scheduler._supervisor._launcher
-    select.select([launcher._zygote.control], [], [])  # the death is known before any answer has been read
+    worker = psutil.Process(pool.pids[0])
+    waiting = Path(f"/proc/{worker.ppid()}/syscall")  # what the process that forks workers waits in
+    idle = waiting.read_text().split()[0]
+    worker.kill()
+    while psutil.pid_exists(worker.pid) or waiting.read_text().split()[0] != idle:
+        time.sleep(0)  # until the death has been reported, before any answer has been read
     release = threading.Thread(target=lambda: (has_started(fifo), fifo.write_bytes(b"go")))
     release.start()
     assert [result(pool, job) for job in jobs] == list(range(8))
@@ -731,9 +738,12 @@ def test_an_interrupt_is_not_lost_with_the_byte_of_an_older_one(pools: Any, fifo
     """An interrupt between the check of the flag and the read of the bytes. Seen to hang: a wait that relies on the byte alone."""
     pool = pools(1)
     warm(pool)
+    drain = Supervisor.drain_wake
+    monkeypatch.setattr(Supervisor, "drain_wake", lambda _: None)
+    pool.interrupt()
+    pool.discard()  # has overtaken the byte
     job = pool.submit((stuck, fifo))
     has_started(fifo)
-    drain = Supervisor.drain_wake
 
     def interrupt_and_drain(supervisor: Supervisor) -> None:
         monkeypatch.undo()
@@ -741,19 +751,18 @@ def test_an_interrupt_is_not_lost_with_the_byte_of_an_older_one(pools: Any, fifo
         drain(supervisor)
 
     monkeypatch.setattr(Supervisor, "drain_wake", interrupt_and_drain)
-    pool._scheduler._supervisor.wake()  # like an interrupt that a `discard` has overtaken
     with pytest.raises(ClosedError):
         pool.wait([job], None)
 
 
-def test_discarded_results_hold_no_slot(pools: Any) -> None:
+def test_discarded_results_hold_no_slot(pools: Any, fifo: Path) -> None:
     """Seen to fail: `take_answer` that does not return the slot of a finished job."""
     pool = pools(1)
     warm(pool)
-    (worker,) = pool._scheduler._supervisor.workers.values()
     for value in range(10):
         pool.submit((full, BIG, value))
-        select.select([worker.channel], [], [])  # the result is there, and has not been read
+        pool.submit((tells, fifo))
+        has_started(fifo)  # the result is there, and has not been read
         pool.discard()
         assert done(pool, echo, value) == value
     assert torch.equal(done(pool, full, BIG, 7.0), torch.full((BIG,), 7.0))

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from strikes import Strikes, in_turn
 
-from penstock._workers.pool import IDLE
 from penstock._workers.process_pool import ProcessPool
 from penstock._workers.processes.protocol import Setup
 from penstock._workers.thread_pool import ThreadPool
@@ -188,9 +187,7 @@ def test_an_interrupt_at_any_line_of_a_change_is_mended_by_the_next(make: Any, k
     until(pool, lambda: pool.all_ready)
     if kind == "thread":
         until(pool, lambda: there(pool) == pool.size)
-        assert {thread.name for thread in pool._core.threads.values() if thread.is_alive()} == {
-            thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-map")
-        }
+        assert {*pool.threads} == {thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-map")}
     else:
         assert len(pool.pids) == pool.size
 
@@ -244,4 +241,3 @@ def test_idle_threads_leave(make: Any, discards: bool) -> None:
         pool.discard()
     while there(pool) > 1:
         pass
-    assert all(row == [IDLE] for row in pool._core.current_rows)

@@ -56,7 +56,7 @@ class Case:
         assert server.stdin is not None
         server.stdin.write(json.dumps({"method": method, "number": number, "answer": answer, "folder": str(folder)}) + "\n")
         server.stdin.flush()
-        self.pid = self._said()
+        self.pid = self.said()
         self.code: int | None = None
 
     def until_ready(self) -> None:
@@ -67,7 +67,7 @@ class Case:
 
     def ended(self) -> int:
         """Its exit code, once it has ended. A process that it leaves behind is an error."""
-        self.code = self._said()
+        self.code = self.said()
         for process in session(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 watched = os.pidfd_open(process.pid)
@@ -90,7 +90,7 @@ class Case:
     def errors(self) -> str:
         return (self.folder / "errors").read_text()
 
-    def _said(self) -> int:
+    def said(self) -> int:
         assert self._server.stdout is not None
         return int(self._server.stdout.readline())
 
@@ -119,7 +119,7 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
             end_with_stacks(left)
             print(case.errors)
         if case.code is None:
-            case.code = case._said()
+            case.code = case.said()
 
 
 @pytest.mark.parametrize(

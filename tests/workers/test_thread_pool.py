@@ -12,17 +12,27 @@ from strikes import Strikes
 
 from penstock._errors import ClosedError
 from penstock._workers.lifetime import closing_within
-from penstock._workers.pool import IDLE
 from penstock._workers.thread_pool import ThreadPool
 
 
+class Gate(threading.Event):
+    """Tells how many have come to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.came = threading.Semaphore(0)
+
+
 class Gated:
-    """A task is a number: None at once, an exception raised, an `Event` waited for."""
+    """A task is a number: None at once, an exception raised, a `Gate` or a `Barrier` waited for."""
 
     def __call__(self, task, cell, allocate):
         cell[0] = 7
-        if isinstance(task, threading.Event):
+        if isinstance(task, Gate):
+            task.came.release()
             assert task.wait(100)
+        if isinstance(task, threading.Barrier):
+            return task.wait()
         if isinstance(task, BaseException):
             raise task
         return task
@@ -48,9 +58,9 @@ def pools():
 @pytest.fixture
 def gate():
     """A gate that is always opened at the end of the test."""
-    event = threading.Event()
-    yield event
-    event.set()
+    one = Gate()
+    yield one
+    one.set()
 
 
 def result(pool, job):
@@ -59,26 +69,28 @@ def result(pool, job):
     return job.result()
 
 
-def begun(pool, job):
-    """Wait until a thread has taken the job. Nothing signals that, so this polls."""
-    while job.worker == IDLE or pool._core.current_rows[job.worker][0] == IDLE:
-        time.sleep(0)
+def begun(gate):
+    """Wait until a thread has come to the gate."""
+    assert gate.came.acquire(timeout=100)
+
+
+def threads_of(pool):
+    return [thread for thread in threading.enumerate() if thread.ident in pool.threads]
 
 
 def test_a_stuck_thread_is_given_up_and_named(pools, gate):
     """The pool continues; the late result is dropped. Seen to fail: `finish` that writes into a job that is done."""
     pool = pools(2)
     held = pool.submit(gate)
-    begun(pool, held)
+    begun(gate)
     pool.wait([held], 0.01)
-    with pytest.raises(TimeoutError, match=rf"waited 0.01 s for Event row 7, in worker thread {held.worker}, which cannot be stopped"):
+    with pytest.raises(TimeoutError, match=rf"waited 0.01 s for Gate row 7, in worker thread {held.worker}, which cannot be stopped"):
         held.result()
     assert pool.statistics().stuck == 1
     assert [result(pool, pool.submit(task)) for task in range(9)] == list(range(9))
     gate.set()
     both = threading.Barrier(2, timeout=100)
-    pool._core.work.__class__ = type("Meeting", (Gated,), {"__call__": lambda self, task, cell, allocate: both.wait()})
-    assert sorted(result(pool, job) for job in [pool.submit(0), pool.submit(0)]) == [0, 1]  # both threads work
+    assert sorted(result(pool, job) for job in [pool.submit(both), pool.submit(both)]) == [0, 1]  # both threads work
     assert held.value is None
     assert pool.statistics().stuck == 0
 
@@ -88,11 +100,11 @@ def test_when_all_threads_are_stuck_the_error_says_so(pools, gate):
     pool = pools(2)
     held = [pool.submit(gate) for _ in range(2)]
     for job in held:
-        begun(pool, job)
+        begun(gate)
         pool.wait([job], 0.01)
     waiting = pool.submit(5)
     with pytest.raises(
-        TimeoutError, match=r"no worker thread has begun; 2 of 2 are stuck: worker thread 0 in Event row 7; worker thread 1 in"
+        TimeoutError, match=r"no worker thread has begun; 2 of 2 are stuck: worker thread 0 in Gate row 7; worker thread 1 in"
     ):
         pool.wait([waiting], 0.01)
     gate.set()
@@ -104,8 +116,8 @@ def test_a_wait_is_ended_and_discard_forgets(pools, gate, act):
     """Seen to hang: `interrupt` without `notify_all`; `stop` that tells the threads only."""
     pool = pools(1)
     held, queued = pool.submit(gate), pool.submit(1)
-    begun(pool, held)
-    timer = threading.Timer(0.02, pool.interrupt if act == "interrupt" else pool._core.stop)
+    begun(gate)
+    timer = threading.Timer(0.02, pool.interrupt if act == "interrupt" else pool.abandon)
     timer.start()
     with pytest.raises(ClosedError):
         pool.wait([held], None)
@@ -121,12 +133,12 @@ def test_stuck_threads_are_left_behind_by_name(gate, caplog):
     """Daemons, so that they do not hold up the interpreter's exit. Seen to fail: `join` that gives each of them its own time to wake (1.6 s)."""
     pool = ThreadPool(Gated(), 17)
     pool.start()
-    for job in [pool.submit(gate) for _ in range(16)]:
-        begun(pool, job)
+    for _ in [pool.submit(gate) for _ in range(16)]:
+        begun(gate)
     began = time.monotonic()
     closing_within(0.05, pool.shutdown)
     assert time.monotonic() - began < 1
-    stuck = [thread for thread in pool._core.threads.values() if thread.is_alive()]
+    stuck = threads_of(pool)
     assert [thread.daemon for thread in stuck] == [True] * 16
     assert sorted(record.getMessage().partition(" is still busy")[0] for record in caplog.records) == sorted(
         f"thread {thread.name}" for thread in stuck
@@ -141,13 +153,14 @@ def test_stuck_threads_are_left_behind_by_name(gate, caplog):
 
 def test_a_close_at_any_line_of_a_jump_leaves_no_thread():
     """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the inbox."""
-    strikes, struck = Strikes(lambda: pool._core.stop()), True
+    strikes, struck = Strikes(lambda: pool.abandon()), True
     while struck:
         pool = ThreadPool(Gated(), 2)
         pool.start()
+        threads = threads_of(pool)
         with contextlib.suppress(ClosedError):
             _, struck = strikes(pool.discard)
-        for thread in pool._core.threads.values() if struck else ():
+        for thread in threads if struck else ():
             thread.join(100)
             assert not thread.is_alive(), strikes.last
         pool.shutdown()

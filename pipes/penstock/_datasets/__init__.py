@@ -1,1 +1,1 @@
-"""Datasets that are read once: Cached, Resident."""
+"""Datasets made of others: cached on disk, held on a device, filtered, mixed by weight."""

@@ -205,12 +205,6 @@ def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
     return found
 
 
-_NAMED_BEFORE = {
-    "__mp_main__": "__main__",  # a spawned process imports the main script under this name
-    "penstock.formats._tokens": "penstock._streams.tokens",  # the location of the class when the first caches were written
-}
-
-
 def module_of(kind: type) -> str:
-    """The module of a class, under the name used in cache files."""
-    return _NAMED_BEFORE.get(kind.__module__, kind.__module__)
+    """The module of a class, under the name used in cache files: a spawned process imports the main script under another name."""
+    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__

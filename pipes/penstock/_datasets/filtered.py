@@ -10,7 +10,8 @@ import os
 import pickle
 import zlib
 from array import array
-from typing import TYPE_CHECKING, Any, Literal, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from penstock._random.orders import SequentialOrder
 from penstock._streams.sharded import close_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock._random.permutation import Int64s
 
@@ -68,15 +69,13 @@ def filtered(
         raise ValueError("filtering a Mix would lose its weights. Filter each of its sources, and mix the results.")
     check_read_once(dataset, "filtered", "Filter a dataset that does not change.")
 
-    def compute() -> Int64s:
-        found = _judged(dataset, predicate, name, num_workers, method)
-        if not len(found):
-            raise ValueError(
-                f"{name} keeps none of the {len(dataset)} samples of {type(dataset).__name__}. Check it on a sample: predicate(dataset[0])."
-            )
-        return found
-
-    kept = compute() if cache is None else _saved(os.fspath(cache), _identity(dataset, predicate, name), compute)
+    if cache is None:
+        kept = _judged(dataset, predicate, name, num_workers, method)
+    else:
+        path, identity = os.fspath(cache), _identity(dataset, predicate, name)
+        if not os.path.exists(path):
+            _write(path, identity, _judged(dataset, predicate, name, num_workers, method))
+        kept = _opened(path, identity)
     if len(kept) and not 0 <= kept.min() <= kept.max() < len(dataset):
         raise ValueError(f"{cache} is damaged: it holds indices outside the dataset. Delete it.")
     _logger.info(f"{name} keeps {len(kept)} of the {len(dataset)} samples of {type(dataset).__name__}")
@@ -87,33 +86,26 @@ filtered.__module__ = "penstock"
 
 
 def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:
-    order, judge = SequentialOrder(len(dataset)), _Judge(predicate, name)
-    words = {"order": order, "transform": judge, "collate_fn": _mask, "num_workers": num_workers, "method": method}
+    work = {"transform": partial(_is_kept, predicate, name), "collate_fn": np.array, "num_workers": num_workers, "method": method}
+    batches = one_pass(dataset, _BATCH_SIZE, f"filtering by {name}", order=SequentialOrder(len(dataset)), **work)
     try:
-        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *one_pass(dataset, _BATCH_SIZE, f"filtering by {name}", **words)]))
+        kept = np.flatnonzero(np.concatenate([np.zeros(0, bool), *batches]))
     finally:
         close_shards(dataset)
+    if not len(kept):
+        raise ValueError(
+            f"{name} keeps none of the {len(dataset)} samples of {type(dataset).__name__}. Check it on a sample: predicate(dataset[0])."
+        )
+    return kept
 
 
-@final
-class _Judge:
-    """Whether to keep a sample."""
-
-    def __init__(self, predicate: Any, name: str) -> None:
-        self._predicate = predicate
-        self._name = name
-
-    def __call__(self, sample: Any) -> bool:
-        kept = self._predicate(sample)
-        if isinstance(kept, torch.Tensor | np.ndarray) and not kept.ndim:
-            kept = kept.item()
-        if not isinstance(kept, bool | np.bool_):
-            raise TypeError(f"{self._name} must return True or False, but returned {kept!r:.80}.")
-        return bool(kept)
-
-
-def _mask(kept: Sequence[bool]) -> np.ndarray:
-    return np.array(kept, bool)
+def _is_kept(predicate: Any, name: str, sample: Any) -> bool:
+    kept = predicate(sample)
+    if isinstance(kept, torch.Tensor | np.ndarray) and not kept.ndim:
+        kept = kept.item()
+    if not isinstance(kept, bool | np.bool_):
+        raise TypeError(f"{name} must return True or False, but returned {kept!r:.80}.")
+    return bool(kept)
 
 
 def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
@@ -139,19 +131,13 @@ def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
 _ALIGN = 64
 
 
-def _saved(path: str, identity: dict[str, Any], compute: Callable[[], Int64s]) -> Int64s:
-    """The array in the file at ``path``; computed and written if the file does not exist.
+def _opened(path: str, identity: dict[str, Any]) -> Int64s:
+    """The array in the file at ``path``.
 
     Raises:
         ValueError: The file is damaged or holds something else; the message lists the differences.
-        OSError: The file cannot be read or written.
+        OSError: The file cannot be read.
     """
-    if not os.path.exists(path):
-        _write(path, identity, compute())
-    return _opened(path, identity)
-
-
-def _opened(path: str, identity: dict[str, Any]) -> Int64s:
     with open(path, "rb", opener=open_file) as file:
         line = file.readline(2**20)
     try:

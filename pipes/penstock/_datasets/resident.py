@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -18,6 +17,7 @@ from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 from penstock._streams.sharded import close_shards
+from penstock._workers.limits import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,11 +176,7 @@ def _free(device: torch.device) -> int | None:
     if device.type != "cpu":
         info = getattr(device_module(device), "mem_get_info", None)
         return None if info is None else int(info(device)[0])
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return free_memory()
 
 
 def _size(nbytes: int) -> str:

@@ -36,7 +36,7 @@ log = logging.getLogger("penstock")
 
 AT_MOST_S: Final = 0.02
 """Seconds that the loop waits for an answer, which usually comes after 0.0003, and that it leaves between two looks."""
-_STORE_S: Final = 10.0
+STORE_S: Final = 10.0
 """Seconds after which the background thread gives a store up."""
 _CLOCKS_S: Final = 10.0
 """Seconds by which the clocks of two hosts may differ."""
@@ -170,7 +170,7 @@ class Board:
                 self._store = self._original
             else:
                 store = self._original.clone()
-                store.set_timeout(timedelta(seconds=_STORE_S))
+                store.set_timeout(timedelta(seconds=STORE_S))
                 self._store = store
         return self._store
 
@@ -180,8 +180,8 @@ _boards: weakref.WeakKeyDictionary[Any, Board] = weakref.WeakKeyDictionary()
 
 def _end_of_group(*, forget: bool = True) -> None:
     """There is no process group now. Its store may live on, as that of torchrun does, so what was written there until now is old."""
-    global _since
-    _since = time.time()
+    global since
+    since = time.time()
     if forget:
         said_here.clear()
         given_up.clear()
@@ -220,9 +220,7 @@ def started() -> tuple[Clerk, ThreadPool]:
     return clerk, pool
 
 
-def end(clerk: Clerk, pool: ThreadPool, pid: int) -> None:
-    if os.getpid() != pid:  # a fork has no such thread
-        return
+def end(clerk: Clerk, pool: ThreadPool) -> None:
     if clerk.has_answered(wait=True):
         pool.shutdown(0)
     else:
@@ -240,10 +238,10 @@ def _signed(**note: Any) -> dict[str, Any]:
 
 def _is_old(note: dict[str, Any]) -> bool:
     """Whether a note is from before this process or its process group."""
-    return bool(note["at"] < _since - (0.0 if note["host"] == _HOST else _CLOCKS_S))
+    return bool(note["at"] < since - (0.0 if note["host"] == _HOST else _CLOCKS_S))
 
 
-def _began() -> float:
+def began() -> float:
     """When this process began, in seconds since 1970."""
     with suppress(Exception):
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -251,6 +249,6 @@ def _began() -> float:
     return time.time()
 
 
-_since = _began()  # notes that are older belong to an earlier job
+since = began()  # notes that are older belong to an earlier job
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)

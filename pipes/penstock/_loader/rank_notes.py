@@ -28,6 +28,7 @@ import time
 import traceback
 import weakref
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -38,6 +39,7 @@ from penstock._loader.note_board import AT_MOST_S, Board, Clerk, Question, agree
 from penstock._loader.state_dict import SEEDS
 from penstock._nodes.index_node import FirstNode, source_of
 from penstock._nodes.node import place_of
+from penstock._workers.lifetime import when_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_FRAMES: Final = 3
+FRAMES: Final = 3
 """Frames of the user's code that tell where a loader was built."""
 
 _HERE: Final = str(Path(__file__).parents[1]) + os.sep
@@ -131,7 +133,7 @@ class RankNotes:
         """End the thread. If the store does not answer, the thread is abandoned."""
         self._closed = True
         if self._clerk is not None and self._pool is not None:
-            end(self._clerk, self._pool, os.getpid())
+            end(self._clerk, self._pool)
 
     def _is_free(self, *, wait: bool) -> bool:
         return self._clerk is None or self._clerk.has_answered(wait=wait)
@@ -196,7 +198,7 @@ class RankNotes:
     def _ask(self, question: Question, *, wait: bool) -> None:
         if self._pool is None:
             clerk, pool = started()
-            weakref.finalize(self, end, clerk, pool, os.getpid())  # before the pool's own, which has more patience
+            when_abandoned(self, partial(end, clerk, pool))  # before the pool's own, which has more patience
             self._clerk, self._pool = clerk, pool
         assert self._clerk is not None
         self._asked = time.monotonic()
@@ -213,7 +215,7 @@ def _place_in_the_code() -> str:
     """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which may differ between hosts."""
     frames = [one for one, _ in traceback.walk_stack(sys._getframe()) if not one.f_code.co_filename.startswith(_HERE)]
     users = [one for one in frames if not is_library_file(one.f_code.co_filename)]
-    return ", ".join(f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:_FRAMES])
+    return ", ".join(f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:FRAMES])
 
 
 def _without_seeds(settings: Any) -> Any:

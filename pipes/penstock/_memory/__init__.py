@@ -1,1 +1,1 @@
-"""Where batches live: trees of tensors, buffers, recycled slots, shared memory."""
+"""Where batches live: trees of tensors, buffers, recycled slots, shared memory, devices; and torch's modes while they are made."""

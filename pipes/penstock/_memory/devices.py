@@ -53,14 +53,10 @@ def pin(batch: Any) -> Any:
 
 
 def _pinned(leaf: Any) -> Any:
-    if _on_device(leaf):
+    if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
         return leaf
     pinned = pin_memory(leaf)  # type: ignore[no-untyped-call]
     return leaf if type(pinned) in (dict, list) and not has_method(leaf, "pin_memory") else pinned
-
-
-def _on_device(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
 
 
 def can_pin() -> bool:

@@ -1,10 +1,10 @@
 """How a value travels between two processes through memory that both map.
 
 A worker puts its answer in a *slot*: a shared-memory segment that the worker created and the consumer maps as well. The worker collates
-the batch directly in the slot (`SlotMaker.allocate`) and pickles it with the buffers out of band (PEP 574); only buffers that are not in
+the batch directly in the slot (`WorkerSlots.allocate`) and pickles it with the buffers out of band (PEP 574); only buffers that are not in
 the slot yet are copied into it. The consumer builds arrays and tensors that are *views* of the slot. The life of a slot::
 
-    worker: SlotMaker ──answer──► consumer: SlotTable.view ──last view gone──► SlotTable.lend ──next task──► worker
+    worker: WorkerSlots ──answer──► consumer: SlotTable.view ──last view gone──► SlotTable.lend ──next task──► worker
 
 No task waits for a slot: if a task gets none, or one that is too small, the worker makes a new one. The kernel frees the memory when
 the worker's mapping, the consumer's mapping and the consumer's views are all gone, so a batch that the user keeps outlives the worker

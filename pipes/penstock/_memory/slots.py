@@ -34,16 +34,16 @@ class SlotTable:
     Only one thread at a time may call the methods, except `count`, which any thread may. A view may die in any thread, under any lock, or
     in a forked child. All its finalizer does is one ``deque.append``, in C, on that process's own deque.
 
-    Idle slots that were not needed for `_PERIOD` tasks in a row are dropped, which gives back the memory of a burst of kept batches.
+    Idle slots that were not needed for `PERIOD` tasks in a row are dropped, which gives back the memory of a burst of kept batches.
     """
 
-    _PERIOD = 16
+    PERIOD = 16
 
     def __init__(self, kept_batches: KeptBatches) -> None:
         self._kept_batches = kept_batches
         self._retired: set[int] = set()  # a forked child may view them, so they are never lent again
         self._spare = 0  # the fewest slots idle at once since the last check
-        self._until_look = self._PERIOD
+        self._until_look = self.PERIOD
         self._mapped: dict[int, memoryview] = {}
         self._watches: dict[int, weakref.KeyedRef[int, SlotView]] = {}
         self._freed: deque[weakref.KeyedRef[int, SlotView]] = deque()
@@ -81,7 +81,7 @@ class SlotTable:
         if not self._until_look:
             for number in self._idle[: self._spare]:
                 self._drop(number)
-            self._spare, self._until_look = len(self._idle), self._PERIOD
+            self._spare, self._until_look = len(self._idle), self.PERIOD
         return lent
 
     def give_back(self, number: int, *, useful: bool = True) -> None:

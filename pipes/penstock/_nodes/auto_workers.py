@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("penstock")
 
-_SHORTEST_NS: Final = 500_000_000
+SHORTEST_NS: Final = 500_000_000
 """A measurement takes at least this long, and at least `_BATCHES` batches."""
 _BATCHES: Final = 8
 _ROUNDS: Final = 4
@@ -29,7 +29,7 @@ _LONG_NS: Final = 5_000_000_000
 _PAUSE_NS: Final = 100_000_000
 _PAUSES: Final = 10
 """A step this many times as long as the others, and longer than `_PAUSE_NS`, is a pause, such as a validation or a checkpoint."""
-_COMPUTES: Final = 0.75
+COMPUTES: Final = 0.75
 """Work that computes for a larger share of its time gets no more workers than cores."""
 _MOST_PER_CORE, _MOST_AT_LEAST = 4, 16
 """The limit for work that mostly waits."""
@@ -127,7 +127,7 @@ class AutoWorkers:
 
     def _is_enough(self) -> bool:
         workers, batches, elapsed_ns = self._controller.number, self._batches, self._elapsed_ns
-        if elapsed_ns < _SHORTEST_NS or batches % workers:
+        if elapsed_ns < SHORTEST_NS or batches % workers:
             return False
         return batches * (2 if elapsed_ns >= _LONG_NS else 1) >= max(_BATCHES, _ROUNDS * workers)
 
@@ -135,7 +135,7 @@ class AutoWorkers:
         controller = self._controller
         before, self._totals, number = self._totals, Totals(pool.counted()), controller.number
         rate = self._batches / self._elapsed_ns * 1e9
-        most, bound = self._bound(pool)
+        most, bound = self.bound(pool)
         found = Measurement(
             workers=number,
             rate=rate,
@@ -152,12 +152,12 @@ class AutoWorkers:
             _logger.info("num_workers='auto' stays at %d workers: %s.", number, controller.why)
         self._begin_sums(self._totals)
 
-    def _bound(self, pool: Any) -> tuple[int, str]:
+    def bound(self, pool: Any) -> tuple[int, str]:
         if hasattr(pool, "bound"):  # workers on other machines
             most, bound = pool.bound()
             return min(most, self.most), bound
         usable, totals = cores(), self._totals
-        if totals.cpu_ns > _COMPUTES * totals.wall_ns:
+        if totals.cpu_ns > COMPUTES * totals.wall_ns:
             most, bound = math.ceil(usable), f"a machine of {usable:g} cores, for work that computes,"
         else:
             most, bound = self.most, f"the bound of {self.most} workers"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 from penstock._arguments import seconds, whole_number
 from penstock._memory.tree import nbytes
 from penstock._workers.meter import traced
+from penstock._workers.pool import check_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,8 +93,6 @@ class WorkerOptions:
                 f"Leave it out. (max_restarts= is an argument of the loader.)"
             )
         if self.method == "process" and self.num_workers:
-            from penstock._workers.process_pool import check_processes
-
             check_processes(self.multiprocessing_context)
 
     @property

@@ -28,7 +28,7 @@ class BatchRng(Shown):
     __module__ = "penstock"
 
     def __init__(self, seed: int, epoch: int, positions: torch.Tensor) -> None:
-        self._keys = _mixed((positions ^ _signed(epoch_word(seed, epoch))) + _GAMMA)
+        self._keys = mixed((positions ^ _signed(epoch_word(seed, epoch))) + _GAMMA)
         self._drawn = 0
 
     def details(self) -> dict[str, Any]:
@@ -58,10 +58,10 @@ class BatchRng(Shown):
         count = math.prod(shape)
         places = torch.arange(self._drawn + 1, self._drawn + count + 1, device=self._keys.device)
         self._drawn += count
-        return _shifted(_mixed(self._keys[:, None] + places * _GAMMA), 64 - bits).reshape(len(self._keys), *shape)
+        return _shifted(mixed(self._keys[:, None] + places * _GAMMA), 64 - bits).reshape(len(self._keys), *shape)
 
 
-def _mixed(words: torch.Tensor) -> torch.Tensor:
+def mixed(words: torch.Tensor) -> torch.Tensor:
     """SplitMix64's finaliser; int64 arithmetic wraps around like uint64."""
     for shift, factor in _STEPS:
         words = (words ^ _shifted(words, shift)) * factor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock._random.global_rng import _numpy_twister, _python_twister, _torch_twister
+from penstock._random.global_rng import numpy_twister, python_twister, torch_twister
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ GENERATORS = "random", "numpy.random", "torch"
 def looker(others: Callable[[], dict[str, Any]] = dict) -> Callable[[], Look]:
     """A function that returns the positions of the three generators, for comparison, and the states of ``others``. It looks at the generators that exist now."""
     bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    twister, numpys, torchs = _python_twister(), _numpy_twister(bits), _torch_twister()
+    twister, numpys, torchs = python_twister(), numpy_twister(bits), torch_twister()
     if twister is None or numpys is None or torchs is None:
         return lambda: (random.getstate(), repr(bits.state), torch.default_generator.get_state().numpy().tobytes(), others())
     # The position, and an adjacent word.

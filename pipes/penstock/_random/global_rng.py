@@ -113,7 +113,7 @@ class States(NamedTuple):
     """The states of the three global generators.
 
     Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or the result of ``random.getstate``.
-    NumPy's is the memory of its own (624 words and a position). Torch's is the result of `_TorchMemory.read` or ``get_state``.
+    NumPy's is the memory of its own (624 words and a position). Torch's is the result of `TorchMemory.read` or ``get_state``.
     """
 
     python: tuple[Any, ...]
@@ -153,7 +153,7 @@ class GlobalRngSnapshot:
         return self._states
 
     def _read(self, generator: Any) -> States | None:
-        twister = _numpy_twister(generator)
+        twister = numpy_twister(generator)
         if twister is None:
             return None
         memory = twister.tobytes()
@@ -162,7 +162,7 @@ class GlobalRngSnapshot:
             if state[3] or _numpy_state(memory)[1].tobytes() != state[1].tobytes() or _numpy_state(memory)[2] != state[2]:
                 return None
             self._without_deviate = memory
-        found, of_torch = _python_twister(), _torch_twister()
+        found, of_torch = python_twister(), torch_twister()
         return States(
             random.getstate() if found is None else (found[1].tobytes(), found[0].gauss_next),
             memory,
@@ -188,13 +188,13 @@ def _memory(address: int, n: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def _numpy_twister(generator: Any) -> np.ndarray | None:
+def numpy_twister(generator: Any) -> np.ndarray | None:
     """The memory of NumPy's global generator: 624 words and a position; None if it is another kind of generator."""
     return _memory(generator.ctypes.state_address, 4 * _WORDS + 4) if isinstance(generator, np.random.MT19937) else None
 
 
 @cache
-def _python_twister() -> tuple[Any, np.ndarray] | None:
+def python_twister() -> tuple[Any, np.ndarray] | None:
     """Python's global generator and its memory, a position and 624 words; None if the memory is not where we expect it."""
     generator = getattr(random.getstate, "__self__", None)
     if sys.implementation.name != "cpython" or type(generator) is not random.Random:
@@ -208,7 +208,7 @@ def _python_twister() -> tuple[Any, np.ndarray] | None:
 
 def _marks_of(generator: Any) -> Callable[[], tuple[Any, ...]] | None:
     """Reads a part of each generator that changes whenever the generator does; ``generator`` is NumPy's. None if one is not where we expect it."""
-    numpys, pythons, torchs = _numpy_twister(generator), _python_twister(), _torch_twister()
+    numpys, pythons, torchs = numpy_twister(generator), python_twister(), torch_twister()
     if numpys is None or pythons is None or torchs is None:
         return None
     # The first words, because `seed` sets some of them to constants, the position, and the deviates kept for the next call.
@@ -219,7 +219,7 @@ def _marks_of(generator: Any) -> Callable[[], tuple[Any, ...]] | None:
 
 
 @final
-class _TorchMemory:
+class TorchMemory:
     """The memory of a torch CPU generator, without the padding that the compiler inserted.
 
     Raises:
@@ -257,7 +257,7 @@ class _TorchMemory:
 
 
 def _torch_state(read: tuple[Any, ...]) -> bytes:
-    """What ``get_state`` returns in the state described by the result of `_TorchMemory.read`."""
+    """What ``get_state`` returns in the state described by the result of `TorchMemory.read`."""
     words, head, single, double = read
     place, *twister = np.frombuffer(words, np.uint32).tolist()
     seed, left, seeded = struct.unpack("<QiB", head)
@@ -267,11 +267,11 @@ def _torch_state(read: tuple[Any, ...]) -> bytes:
 
 
 @cache
-def _torch_twister() -> _TorchMemory | None:
+def torch_twister() -> TorchMemory | None:
     """The memory of torch's global generator; None if it is not where we expect it, or if a test with a separate generator shows that it is incomplete."""
     probe = torch.Generator(device="cpu").manual_seed(1)
     try:
-        memory, found = _TorchMemory(probe), _TorchMemory(torch.default_generator)
+        memory, found = TorchMemory(probe), TorchMemory(torch.default_generator)
     except ValueError:
         return None
     seen, told = [memory.read()], [probe.get_state()]

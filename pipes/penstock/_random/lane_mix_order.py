@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._arguments import checksum, shortened, whole_number
-from penstock._random.mix_order import MixOrder
+from penstock._arguments import shortened, whole_number
+from penstock._random.mix_order import MixOrder, checksum_of, over_passes
 from penstock._random.order import ContinuingOrder
 from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, checked_seed
 from penstock._random.permutation import by_group
@@ -76,8 +75,7 @@ class InterleavedMixOrder(PlainOrder):
         held = {
             name: settings.pop("held") for name, settings in said if "held" in settings
         }  # kept apart, to be named in an error if they differ
-        of_sources = checksum(json.dumps(said, sort_keys=True).encode())
-        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": of_sources}
+        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": checksum_of(said)}
         if held:
             self._said["held"] = shortened(held)
 
@@ -121,10 +119,5 @@ class InterleavedMixOrder(PlainOrder):
         at = numbers.copy()
         for source, order in enumerate(self._orders):
             if not isinstance(order, ContinuingOrder) and (chosen := np.flatnonzero(sources == source)).size:
-                items = numbers[chosen] * self.lanes + lane
-                passes, places = np.divmod(items, len(order))
-                found = at[chosen]
-                for one in sorted(set(passes.tolist())):
-                    found[passes == one] = order.indices(one, places[passes == one])
-                at[chosen] = found
+                at[chosen] = over_passes(order, len(order), 0, numbers[chosen] * self.lanes + lane)
         return (at * len(self.names) + sources) * self.lanes + lane

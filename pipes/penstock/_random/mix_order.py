@@ -87,7 +87,7 @@ class MixOrder(PlainOrder):
             self._counts.append(self._runs_before(number, stage.start))
         self._n = self._epoch_size(epoch_size)
         said = [[name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)]
-        self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run, "sources": _checksum(said)}
+        self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run, "sources": checksum_of(said)}
         self._said_stages: dict[int, str] = {}
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
@@ -150,21 +150,8 @@ class MixOrder(PlainOrder):
         out = np.empty(len(at), np.int64)
         for source, chosen in by_group(sources):
             base = self.run * (self._counts[number][source] + counts[source])
-            out[chosen] = self._offsets[source] + self._of_source(source, base, numbers[chosen])
-        return out
-
-    def _of_source(self, source: int, base: int, numbers: Int64s) -> Int64s:
-        """The items ``base + numbers`` of the endless sequence of ``source``."""
-        order, length = self._orders[source], self.lengths[source]
-        first, place = divmod(base, length)
-        at = numbers + place
-        passes = at // length
-        if (one := int(passes.min())) == passes.max():
-            return order.indices((first + one) % 2**63, at - one * length)
-        out = np.empty(len(at), np.int64)
-        for one in sorted(set(passes.tolist())):
-            chosen = np.flatnonzero(passes == one)
-            out[chosen] = order.indices((first + one) % 2**63, at[chosen] - one * length)
+            first, place = divmod(base, self.lengths[source])
+            out[chosen] = self._offsets[source] + over_passes(self._orders[source], self.lengths[source], first, numbers[chosen] + place)
         return out
 
     def _laid_out(self, number: int, those: Sequence[int]) -> Blocks:
@@ -227,11 +214,22 @@ class MixOrder(PlainOrder):
     def _stages(self, begun: int) -> str:
         """A checksum of the first ``begun`` stages."""
         if begun not in self._said_stages:
-            self._said_stages[begun] = _checksum([[stage.start, [str(share) for share in stage.shares]] for stage in self.stages[:begun]])
+            self._said_stages[begun] = checksum_of([[stage.start, [str(share) for share in stage.shares]] for stage in self.stages[:begun]])
         return self._said_stages[begun]
 
 
-def _checksum(said: Any) -> str:
+def over_passes(order: Order, length: int, first: int, at: Int64s) -> Int64s:
+    """The items ``at`` of an endless sequence, one pass over ``order`` after another, counted from the beginning of its pass ``first``."""
+    passes = at // length
+    several = passes.min() < passes.max()
+    out = np.empty(len(at), np.int64)
+    for one in sorted(set(passes.tolist())) if several else [int(passes[0])]:
+        chosen: Any = np.flatnonzero(passes == one) if several else slice(None)
+        out[chosen] = order.indices((first + one) % 2**63, at[chosen] - one * length)
+    return out
+
+
+def checksum_of(said: Any) -> str:
     return checksum(json.dumps(said, sort_keys=True).encode())
 
 

@@ -35,6 +35,9 @@ class PlainOrder(Shown):
         """See `Order.settings`."""
         return dict(self._said)
 
+    def details(self) -> dict[str, Any]:
+        return {"n": self._n, **{name: self._said[name] for name in ("window", "seed") if name in self._said}}
+
     def say(self, **more: Any) -> None:
         """Add settings of what the order applies to."""
         self._said |= more
@@ -61,9 +64,6 @@ class SequentialOrder(PlainOrder):
         """The positions themselves."""
         check_positions(positions, self._n)
         return positions.copy()
-
-    def details(self) -> dict[str, Any]:
-        return {"n": self._n}
 
 
 @final
@@ -103,9 +103,6 @@ class ShuffledOrder(PlainOrder):
             keyed = self._under(epoch)
             self._keyed = keyed, kept[0]
         return keyed(positions)
-
-    def details(self) -> dict[str, Any]:
-        return {"n": self._n, "seed": self._seed}
 
     def _under(self, epoch: int) -> SortedPermutation | FeistelPermutation:
         return SortedPermutation(epoch, self._seed, self._n) if self._n <= SORTED else FeistelPermutation(epoch, self._seed, self._n)
@@ -160,9 +157,6 @@ class TorchOrder(PlainOrder):
         if kept is None or kept[0] != epoch:
             kept = self._kept = epoch, self.plan(epoch)
         return kept[1][positions].astype(np.int64)
-
-    def details(self) -> dict[str, Any]:
-        return {"n": self._n, "seed": self._seed}
 
 
 @final

@@ -13,7 +13,7 @@ import torch
 
 from penstock._random.splitmix import GAMMA, mixed
 
-_SAMPLES = 3  # the highest word of a Philox counter; the orders use 1 and 2
+_SAMPLES = 3  # the highest word of a Philox counter; `permutation` has the others
 
 
 def numpy_generator(seed: int, epoch: int, position: int) -> np.random.Generator:

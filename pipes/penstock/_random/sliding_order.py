@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -95,9 +95,6 @@ class SlidingOrder(PlainOrder):
         if keyed.epoch != epoch:
             keyed = self._keyed = self._under(epoch)
         return keyed(positions)
-
-    def details(self) -> dict[str, Any]:
-        return {"n": self._n, "window": self._window, "seed": self._seed}
 
     def _under(self, epoch: int) -> SlidingPermutation:
         return SlidingPermutation(epoch, self._n, self._window, philox_words(self._seed, epoch, SLID, 2))

@@ -1,1 +1,1 @@
-"""Threads and processes that run tasks; independent of the data."""
+"""Threads, processes and Ray's actors that run tasks, and threads that read ahead; independent of the data."""

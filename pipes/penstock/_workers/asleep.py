@@ -18,7 +18,7 @@ from penstock._workers.processes.signals import FAULTS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_BETWEEN_LOOKS_S = 2.0
+BETWEEN_LOOKS_S = 2.0
 _FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
 _PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
 _WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
@@ -51,6 +51,7 @@ def _slept(thread: str) -> str:
     number, *arguments = Path(thread, "syscall").read_text().split()
     if number != _FUTEX:
         return ""
+    # The address of the futex, the operation, the value that it had, and the time limit.
     _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
     status = Path(thread, "status").read_text()
     runs = "State:\tS" not in status  # or is stopped, frozen or debugged: it may have been woken, and not have seen it yet
@@ -81,12 +82,12 @@ class HangWatch:
 
     def __init__(self, now: float) -> None:
         self._asleep: dict[int, list[str]] = {}
-        self.due = now + _BETWEEN_LOOKS_S
+        self.due = now + BETWEEN_LOOKS_S
 
     def found(self, pids: Iterable[int], now: float) -> list[int]:
         """Those that were never woken between the last look and this one. Looks if it is due."""
         if now < self.due:
             return []
-        self.due = now + _BETWEEN_LOOKS_S
+        self.due = now + BETWEEN_LOOKS_S
         before, self._asleep = self._asleep, {pid: asleep for pid in pids if (asleep := never_woken(pid))}
         return [pid for pid, asleep in self._asleep.items() if before.get(pid) == asleep and not _handles_signals(pid)]

@@ -48,13 +48,15 @@ class Errands:
             errands: Their numbers, each with its priority; the lowest runs first.
             done: An errand that is no longer needed.
         """
-        if self._pid != os.getpid():
+        if self._pid != os.getpid():  # a fork has none of the threads, and may have inherited the lock locked
             self._start()
         with self._lock:
             self._wanted.pop(done, None)
             self._wanted |= errands
             if self._stopped.is_set():
                 self._stopped = Closing()
+            # A thread takes itself off the list in the moment in which it finds nothing to do, under the same lock. So each listed thread will
+            # look once more, and none is missing.
             new = min(len(self._wanted), self._most) - len(self._threads)
             run = functools.partial(self._run, self._stopped)
             self._threads += [threading.Thread(target=run, name=self._name, daemon=True) for _ in range(new)]
@@ -68,6 +70,7 @@ class Errands:
         with self._lock:
             self._wanted, threads = {}, [*self._threads]
             self._stopped.set()
+        # One that another thread is about to start finds itself stopped.
         join([thread for thread in threads if thread.ident is not None], _JOIN_S)
 
     def _run(self, stopped: Closing) -> None:

@@ -36,11 +36,12 @@ _PATIENCE = 10  # after this many checks of a child that sleeps without progress
 
 def come_up() -> None:
     """Call this in the child before it reports that it is up. It never returns if another thread held torch's generator lock at the fork."""
+    # A Python lock, which may be made anew, whoever held it. The lock of torch's is a mutex in C++, of which Python sees nothing: this waits for it.
     np.random.get_bit_generator().lock._at_fork_reinit()  # type: ignore[attr-defined,unused-ignore]
     torch.default_generator.get_state()
 
 
-_TAKEN = 50  # enough for every thread that waits for the generator's lock to wake up and take it before us
+_TAKEN = 50  # enough forevery thread that waits for the generator's lock to wake up and take it before us
 
 
 def fork(pids: list[int]) -> int:
@@ -87,6 +88,8 @@ def _comes_up(pid: int, said: int, look_ms: float) -> bool:
     seen: list[str] = []
     idle = 0
     while not poller.poll(look_ms):
+        # A child that makes progress has another line in ``stat``: it has computed, or faulted a page in. `never_woken` is a proof, where the
+        # system shows what a process waits for; some containers do not.
         before, seen = seen, _stats(pid)
         states = {thread.rpartition(")")[2][1:2] for thread in seen}
         if not states - {"Z", "X"}:

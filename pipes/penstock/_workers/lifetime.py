@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import _thread
 import logging
+import os
 import threading
 import time
+import weakref
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, final
 
@@ -68,6 +70,7 @@ class Closing:
 
     def is_set(self) -> bool:
         """Whether the thread's result is no longer wanted."""
+        # Asked, not told: a pool does not know what its threads wait for.
         return self._set or told_to_end.get()()
 
     def wait(self, timeout: float) -> bool:
@@ -117,7 +120,8 @@ def undisturbed(act: Callable[[], None], lock: Any) -> None:
     """
     done = Bell()
     errors: list[BaseException] = []
-    # A single C call. `Thread.start` would wait in Python code; see `start`.
+    # A single C call. `Thread.start` would wait in Python code; see `start`. If a handler raises in `done.wait`, the thread goes on, and holds the
+    # lock until ``act`` is complete; that is what the next call waits for.
     _thread.start_new_thread(_act, (act, lock, errors, done))
     done.wait()
     if errors:
@@ -163,12 +167,22 @@ _WAKING_S = 0.1
 """Seconds that idle threads always get to end, all together."""
 
 
+def when_abandoned(owner: object, act: Callable[[], None]) -> weakref.finalize[Any, Any]:
+    """Call ``act`` when ``owner`` is collected, or as the program ends. A fork has no such threads, and may have inherited their locks locked: it does nothing."""
+    return weakref.finalize(owner, _unless_forked, act, os.getpid())
+
+
+def _unless_forked(act: Callable[[], None], pid: int) -> None:
+    if os.getpid() == pid:
+        act()
+
+
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:
     """Wait up to ``timeout`` seconds for threads that were told to end. One that is still busy is logged, and abandoned as a daemon."""
     # One deadline for all: with a tenth of a second for each, closing many threads took long.
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
-        if not thread.is_alive() or thread is threading.current_thread():
+        if not thread.is_alive() or thread is threading.current_thread():  # a finalizer runs in any thread, also in one that it ends
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():

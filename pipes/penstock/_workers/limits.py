@@ -53,11 +53,13 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
+            # Version 2 has one line without names. Version 1 has one for each group of controllers; both may be there.
             if names and controller not in names.split(","):
                 continue
             mount = root / "sys/fs/cgroup"
             if names:
                 mount = next((found for found in (mount / names, mount / controller) if found.is_dir()), mount)
+            # In a container the path may be that of the host, and its folder be missing here; then only the root's limits are read.
             group = Path(path.lstrip("/"))
             yield from (mount / above for above in (group, *group.parents))
 

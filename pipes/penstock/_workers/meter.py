@@ -198,6 +198,8 @@ class Meter:
         mean_ns = (self.load.words[0] + self.transform.words[0] - self._seen) // max(1, rows)
         self.plain = min(_MOST_PLAIN, _COST_NS // max(1, mean_ns))
         if self._slowest_row is not None:
+            # The name before the time by which it is chosen. A reader in another process may still see half of it: then it is no JSON, or
+            # names the sample that was the slowest before.
             name = json.dumps(name_of(self._slowest_row)).encode()
             most = self.MOST_NAME_BYTES
             words[self.NAME : self.HEAD] = array("q", (name if len(name) <= most else b"null").ljust(most))
@@ -258,7 +260,7 @@ class Totals:
         self._meters = np.array([*meters], np.int64).reshape(-1, Meter.WORDS)
         self._sums: list[int] = self._meters.sum(0).tolist()
         moment, (since, first, last) = now(), self._meters.T[[Meter.SINCE, Meter.FIRST, Meter.LAST]]
-        in_task = since > last
+        in_task = since > last  # read while the worker writes: a task that ends meanwhile counts up to now
         self.busy_ns = self._sums[Meter.BUSY] + int(np.maximum(moment - since[in_task], 0).sum())
         self.first = int(min(first[first > 0], default=0))
         self.last = moment if in_task.any() else int(max(last, default=0))

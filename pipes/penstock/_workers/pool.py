@@ -6,6 +6,8 @@ One consumer thread owns a pool: it submits, waits and collects. Workers never t
 
 from __future__ import annotations
 
+import multiprocessing
+import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._errors import SampleError
@@ -17,9 +19,28 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Allocate
     from penstock._statistics import WorkerStatistics
 
-
-if TYPE_CHECKING:
     StartMethod = str | BaseContext
+
+
+def check_processes(multiprocessing_context: StartMethod | None) -> None:
+    """Refuse a context that a pool of processes cannot use. Where there are no such pools, nothing of ``processes/`` can be imported.
+
+    Raises:
+        ValueError: It is neither a start method nor a context.
+        RuntimeError: The platform has no Unix sockets that pass file descriptors (Windows).
+    """
+    if isinstance(multiprocessing_context, str):
+        multiprocessing.get_context(multiprocessing_context)
+    elif multiprocessing_context is not None and not hasattr(multiprocessing_context, "get_start_method"):
+        raise ValueError(
+            f"multiprocessing_context={multiprocessing_context!r:.80} is neither a start method, such as 'fork', nor a context. "
+            f"Pass a name, or multiprocessing.get_context('fork')."
+        )
+    if not hasattr(socket, "send_fds"):
+        raise RuntimeError(
+            'worker processes need Unix sockets that pass file descriptors, which this platform does not have. Use method="thread".'
+        )
+
 
 IDLE = -1
 """The value of ``current_row`` of a worker while it loads no sample."""
@@ -74,6 +95,7 @@ class Job:
             return self.value
         if isinstance(self.error, Exception) and not isinstance(self.error, StopIteration | StopAsyncIteration):
             raise self.error
+        # As itself, a StopIteration would look like the end of the data, and a SystemExit would end the program.
         where = ", ".join(getattr(self.error, "__notes__", ()))
         raise SampleError(f"{type(self.error).__name__} was raised by user code {where}".rstrip()) from self.error
 
@@ -102,7 +124,7 @@ class SplitJob:
         return [job for job in self._jobs if not job.done] or self._jobs  # never empty: a thread may have finished the last one just now
 
     def result(self) -> Any:
-        for job in self._jobs:
+        for job in self._jobs:  # the first error in the order of the rows, whichever worker was first
             if job.error is not None:
                 job.result()
         return self._together([job.value for job in self._jobs])

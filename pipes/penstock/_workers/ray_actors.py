@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import time
 from collections import deque
 from functools import partial
@@ -106,11 +105,6 @@ class Actor:
         """Whether it may be given tasks."""
         return self.ready and not self.stuck and self.death is None
 
-    def cross_out(self, request: Request) -> None:
-        """Its answer was handled."""
-        self.requests.remove(request)
-        request.forget()
-
     @property
     def gave_all(self) -> bool:
         """Whether it is dead, and all its answers have been handled."""
@@ -127,6 +121,7 @@ class Came:
 
     def add(self, request: Request, _ref: Any, answer: Any) -> None:
         """It was answered. Until then, Ray's callback holds the reference."""
+        # In a thread of Ray's, while the consumer may be anywhere. Each step is a single call in C, and the answer is there before its request.
         request.answer = answer
         self.requests.append(request)
         self.bell.ring()
@@ -171,7 +166,7 @@ class Actors:
         return iter(list(self.by_worker.values()))
 
     def connect(self) -> None:
-        """Connect to Ray, and send the setup for every worker.
+        """Connect to Ray, and send the setup forevery worker.
 
         Raises:
             ImportError: Ray is not installed.
@@ -227,6 +222,7 @@ class Actors:
         self._ask(actor, "tasks", ref, tasks)
 
     def _ask(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
+        # Listed before it is awaited: if an interrupt comes in between, `restore` awaits it.
         request = Request(actor, kind, ref, tasks)
         actor.requests.append(request)
         self._await(request)
@@ -236,6 +232,7 @@ class Actors:
 
     def restore(self, workers: int) -> None:
         """After an exception in the middle of anything, deliver all answers once more, and start the missing workers."""
+        # An answer that comes twice does no harm, because a request that was handled is no longer on its actor's list.
         self.start(workers)
         for actor in self:
             for request in actor.requests:
@@ -296,7 +293,10 @@ class Actors:
 
     def remove(self, actor: Actor) -> None:
         """End an actor, and forget it."""
-        self._note_counted(actor)
+        if actor.counted is not None:
+            counted, actor.counted = actor.counted, None
+            counted[Meter.SINCE] = 0  # it is in no task
+            self.ended.append(counted)
         del self.by_worker[actor.worker]
         kill(actor)
         for request in actor.requests:
@@ -309,14 +309,9 @@ class Actors:
         if self._notes is not None and not self.lost:
             with contextlib.suppress(Exception):
                 self.ray.kill(self._notes)
+        # Ray would keep what these refer to for as long as the program holds the pool, such as in a variable of a notebook.
         self.came.close()
         self._sent = self._notes = None
-
-    def _note_counted(self, actor: Actor) -> None:
-        if actor.counted is not None:
-            counted, actor.counted = actor.counted, None
-            counted[Meter.SINCE] = 0  # it is in no task
-            self.ended.append(counted)
 
 
 def kill(actor: Actor) -> None:
@@ -328,12 +323,11 @@ def kill(actor: Actor) -> None:
             ray.kill(actor.handle)
 
 
-def end(actors: dict[int, Actor], owner: int) -> None:
-    """End all of them; a forked child has none."""
-    if os.getpid() == owner:
-        for actor in list(actors.values()):
-            kill(actor)
-        actors.clear()
+def end(actors: dict[int, Actor]) -> None:
+    """End all of them."""
+    for actor in list(actors.values()):
+        kill(actor)
+    actors.clear()
 
 
 def _in_words(resources: Mapping[str, float]) -> str:

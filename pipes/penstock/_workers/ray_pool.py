@@ -23,8 +23,8 @@ import os
 import pickle
 import re
 import time
-import weakref
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
@@ -32,6 +32,7 @@ import torch
 from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
 from penstock._memory.allocation import afresh
 from penstock._memory.parcel import BYTES, value_of
+from penstock._workers.lifetime import when_abandoned
 from penstock._workers.meter import Histogram, now
 from penstock._workers.pool import IDLE, Job, named
 from penstock._workers.processes.protocol import VALUE, Setup
@@ -41,7 +42,7 @@ from penstock._workers.ray_actors import Actor, Actors, Request, end, kill
 from penstock._workers.ray_worker import NO_TASK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock._memory.allocation import Allocate
     from penstock._statistics import Durations, WorkerStatistics
@@ -103,7 +104,7 @@ class RayPool:
         if not self._started:
             self._owner = os.getpid()
             self._actors.connect()
-            weakref.finalize(self, end, self._actors.by_worker, self._owner).atexit = False  # then Ray ends them
+            when_abandoned(self, partial(end, self._actors.by_worker)).atexit = False  # then Ray ends them
             self._started = True
         self._actors.start(self.size)
 
@@ -118,14 +119,13 @@ class RayPool:
         self._actors.check_places(may_raise=False)  # so that a loop that never waits is also warned about missing workers
         return job
 
-    def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
+    def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """See `Pool.wait`. The actor that holds a job for too long is ended and replaced, which counts as a restart.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed, and no worker has begun any of them; or no actor has found a place. They stay in flight.
             ClosedError: After `interrupt` (until `discard`), after `shutdown`, or in a fork.
         """
-        jobs = list(jobs)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._check_usable()
@@ -225,10 +225,11 @@ class RayPool:
         about half a millisecond regardless of its content.
         """
         tasks = self._tasks
+        # Half of the queue at most, so that an actor has the next call when it finishes one.
         several = min(max(1, _SHORT_NS // max(1, self._task_ns)), max(1, self._queue_size // 2))
         while tasks.waiting:
             able = [actor for actor in self._actors if actor.able and actor.worker < self.size and actor.held < self._queue_size]
-            able.sort(key=_held)
+            able.sort(key=attrgetter("held"))
             found = next((one for one in able if tasks.waiting_for(one.worker) >= (several if one.held else 1)), None)
             if found is not None:
                 self._actors.do(found, self._taken(found.worker, several))
@@ -258,6 +259,8 @@ class RayPool:
             if request not in actor.requests or self._actors.by_worker.get(actor.worker) is not actor:
                 continue  # it came twice, or from an actor that is gone
             lost = isinstance(answer, self._actors.ray.exceptions.RayActorError)
+            # An actor's death comes as the answer to each of its requests, in any order and between true answers. It is replaced when all have
+            # come, so nothing that it has done is done again.
             if lost:
                 actor.death = answer
             elif isinstance(answer, BaseException):
@@ -271,7 +274,8 @@ class RayPool:
             else:
                 self._tasks.fail(partial(self._error, answer, actor.where, "its start"))
             if not lost:  # otherwise `_replace` needs it
-                actor.cross_out(request)
+                actor.requests.remove(request)
+                request.forget()
             if actor.gave_all:
                 self._replace(actor)
             del request, answer  # or this frame would keep the object in the store
@@ -328,7 +332,7 @@ class RayPool:
 
     def _replace(self, actor: Actor) -> None:
         needed, how, calls = actor.worker < self.size, _cause(actor.death), actor.calls
-        self._actors.remove(actor)
+        self._actors.remove(actor)  # first: whatever comes from it now is too late
         # The answer to the first call may have been lost with the actor, so it may have been working on the second.
         suspects = [task for call in calls[:2] for task in call.tasks if not task.job.done]
         number, row, may_accuse = NO_TASK, IDLE, False
@@ -363,7 +367,7 @@ class RayPool:
         self._tasks.requeue(task for call in calls for task in call.tasks)
         self._actors.start(self.size)
 
-    def _on_timeout(self, jobs: list[Job], timeout: float | None) -> None:
+    def _on_timeout(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """End the actor that one of ``jobs`` has been waiting for. The job fails if the actor had certainly begun it. Otherwise its tasks go alone from now on."""
         held = [(actor, call, task) for actor in self._actors for call in actor.calls for task in call.tasks if task.job in jobs]
         if not held:
@@ -385,10 +389,6 @@ class RayPool:
 
     def _named(self, job: Job, row: int = IDLE) -> str:
         return named(self._work, job.task, row)
-
-
-def _held(actor: Actor) -> int:
-    return actor.held
 
 
 def _cause(error: BaseException | None) -> str:

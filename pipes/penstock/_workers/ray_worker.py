@@ -136,6 +136,7 @@ class _Noted(list[int]):
     def _note(self, number: int, row: int) -> None:
         import ray
 
+        # Waits for the other actor. A note on its way would die with this process, and the row that kills it could not be named.
         with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then the row stays unknown
             ray.get(self._notes.note.remote(self._life, number, row), timeout=NOTED_WITHIN_S)
 

@@ -17,7 +17,6 @@ thread looks at the shared fields again.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from penstock._errors import ClosedError
 from penstock._workers.bell import Bell
-from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
+from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, when_abandoned
 from penstock._workers.meter import Histogram, now, traced
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ class ReaderThread:
         core.room.ring()
         if self._thread is None:
             thread = threading.Thread(target=core.run, name=self._name, daemon=True)
-            weakref.finalize(self, _abandoned, core, thread, os.getpid())
+            when_abandoned(self, partial(_end, core, thread, PATIENCE_S))
             self._thread = thread
         if not self._started:  # the first time, or again if an exception interrupted the start
             start([self._thread], core.lock)
@@ -268,8 +267,7 @@ class ReaderThread:
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the thread. If it waits in the source, the wait is interrupted. See `Pool.shutdown` and `join`."""
-        if not self._core.ended:
-            _end(self._core, self._thread, patience_s(timeout))
+        _end(self._core, self._thread, patience_s(timeout))
 
     def statistics(self) -> ReaderStatistics:
         """The counters so far, as a frozen object."""
@@ -344,14 +342,11 @@ class ReaderThread:
 
 
 def _end(core: _Core, thread: threading.Thread | None, timeout: float) -> None:
+    if core.ended:
+        return
     shelf = core.stop()
     if shelf is not None:
         shelf.source.interrupt()
         del shelf
     core.ended = True  # not before: after an interrupt, the next call tells the rest
     join([] if thread is None else [thread], timeout)
-
-
-def _abandoned(core: _Core, thread: threading.Thread, pid: int) -> None:
-    if os.getpid() == pid and not core.ended:  # a forked child has no such thread, and may have inherited its lock locked
-        _end(core, thread, PATIENCE_S)

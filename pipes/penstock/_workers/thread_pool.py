@@ -20,22 +20,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 import time
-import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError
 from penstock._memory.allocation import afresh
 from penstock._workers.bell import Bell
-from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, told_to_end
+from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, told_to_end, when_abandoned
 from penstock._workers.meter import Meter, measuring, traced
 from penstock._workers.pool import IDLE, Job, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from penstock._memory.allocation import Allocate
     from penstock._statistics import WorkerStatistics
@@ -85,6 +84,7 @@ class _Core:
             job = self.inbox.get()
             if self.stopped:
                 return None
+            # A None that came too late, or for another thread, is no harm: whoever takes it looks whether it may leave.
             if job is not None:
                 self.doing[number] = job
                 job.worker = number
@@ -92,10 +92,10 @@ class _Core:
         return None
 
     def may_leave(self, number: int) -> bool:
-        if not self.leaving:
+        if not self.leaving:  # without the lock, because this is asked before each job
             return False
         with self.lock:
-            if not self.leaving:
+            if not self.leaving:  # others have left since
                 return False
             del self.threads[number]
             self.leaving -= 1
@@ -111,9 +111,9 @@ class _Core:
                 self.tasks += 1
         self.finished.ring()
 
-    def give_up(self, jobs: list[Job], timeout: float | None) -> None:
+    def give_up(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """End one of ``jobs`` that a thread has begun with a `TimeoutError`, unless one of them is done by now."""
-        with self.lock:
+        with self.lock:  # or a thread might finish the job that is given up, and its value would stay behind the error
             if any(job.done for job in jobs):
                 return
             job = next((job for job in jobs if job.worker != IDLE), None)
@@ -199,7 +199,7 @@ class ThreadPool:
         if self._core.stopped:
             raise ClosedError("these worker threads have ended; build a new loader.")
         if not self._core.threads:
-            weakref.finalize(self, _abandoned, self._core, os.getpid())
+            when_abandoned(self, partial(_end, self._core, PATIENCE_S))
             self._core.threads = {number: self._thread(number) for number in range(self._num_workers)}
         self._start_threads()
 
@@ -257,13 +257,13 @@ class ThreadPool:
         self._core.inbox.put(job)
         return job
 
-    def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
+    def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         if self._place is None:
-            self._wait(list(jobs), timeout)
+            self._wait(jobs, timeout)
         else:
-            self._place.waiting(self._wait, list(jobs), timeout)
+            self._place.waiting(self._wait, jobs, timeout)
 
-    def _wait(self, jobs: list[Job], timeout: float | None) -> None:
+    def _wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         core = self._core
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -286,10 +286,7 @@ class ThreadPool:
 
     def shutdown(self, timeout: float | None = None) -> None:
         """See `Pool.shutdown` and `join`."""
-        if not self._core.ended:
-            self._core.stop()
-            self._core.ended = True  # not before: after an interrupt, the next call tells the rest, which would otherwise wait forever
-            join(list(self._core.threads.values()), patience_s(timeout))
+        _end(self._core, patience_s(timeout))
 
     def abandon(self) -> None:
         """Tell the threads to end, and do not wait for them. For work that may hang, and that nobody needs."""
@@ -309,7 +306,8 @@ class ThreadPool:
         return [meter.counted() for meter in self._core.meters if meter.words[Meter.FIRST]]
 
 
-def _abandoned(core: _Core, pid: int) -> None:
-    if os.getpid() == pid and not core.ended:  # a forked child has no such threads
+def _end(core: _Core, timeout: float) -> None:
+    if not core.ended:
         core.stop()
-        join(list(core.threads.values()), PATIENCE_S)
+        core.ended = True  # not before: after an interrupt, the next call tells the rest, which would otherwise wait forever
+        join(list(core.threads.values()), timeout)

@@ -1,1 +1,1 @@
-"""The engine of a pool of processes."""
+"""The parts of a pool of processes, which `process_pool` puts together."""

@@ -49,7 +49,7 @@ class Watched:
         self._process = process
         self._pidfd: FileIO | None = None
         self._code: int | None = None
-        with contextlib.suppress(AttributeError, OSError):
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, an old kernel, or no descriptor left
             self._pidfd = FileIO(os.pidfd_open(process.pid or 0))
         self.fd = process.sentinel if self._pidfd is None else self._pidfd.fileno()
 
@@ -65,6 +65,8 @@ class Watched:
             patience_s: How long its fork server, which has the exit code, may take to tell it; it may be stopped, or deaf to its children's deaths.
         """
         if self._code is None:
+            # `multiprocessing` takes the code of a child of its own from the kernel, which has it by now. It asks its fork server for that of
+            # another, and has no limit for the answer.
             popen: Any = self._process._popen  # type: ignore[attr-defined]
             self._process.join(patience_s if popen.method == "forkserver" else None)
             code = self._process.exitcode
@@ -91,7 +93,7 @@ def cause_of(code: int) -> str:
         return "its file descriptors were exhausted; user code in it opens files and does not close them"
     if code == UNKNOWN:
         return (
-            "nobody knows how, because this program ignores SIGCHLD or waits for every child it has (os.waitpid(-1)) and so took its exit code, "
+            "nobody knows how, because this program ignores SIGCHLD or waits forevery child it has (os.waitpid(-1)) and so took its exit code, "
             "or because the fork server, which had its exit code, has died too or does not answer"
         )
     if code >= 0:

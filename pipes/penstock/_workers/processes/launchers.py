@@ -1,4 +1,4 @@
-"""Starts worker processes and detects their deaths, with our own zygote or with multiprocessing."""
+"""Starts worker processes and detects their deaths: what a launcher is, and the one for multiprocessing's other start methods; see also `zygote`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ import contextlib
 import copyreg
 import os
 import select
-import socket
-import sys
 import threading
 import time
-import warnings
 from functools import partial
 from io import FileIO
+from multiprocessing import resource_tracker
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._errors import WorkerDied, is_own_error
+from penstock._errors import is_own_error
 from penstock._memory.parcel import Parcel
 from penstock._memory.shared_memory import attach, create
 from penstock._workers.lifetime import undisturbed
-from penstock._workers.processes.deaths import Watched, cause_of
+from penstock._workers.processes.deaths import Watched
 from penstock._workers.processes.main_module import check_importable
-from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive, send
+from penstock._workers.processes.protocol import MOST_FDS, PassedFd, Setup
 from penstock._workers.processes.signals import signals_held
 from penstock._workers.processes.worker_main import worker_main
-from penstock._workers.processes.zygote import Zygote
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
@@ -79,94 +77,6 @@ class Launcher(Protocol):
         """In a forked child: close the copies of what belongs to the parent."""
 
 
-class ByZygote:
-    """Workers forked by a process that has no other threads."""
-
-    def __init__(self, setup: Setup, poller: select.poll) -> None:
-        self.missed_deaths: list[tuple[int, int]] = []
-        self.hears_ctrl_c = False
-        self._zygote = Zygote(setup)
-        self._poller = poller
-
-    def start(self) -> None:
-        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered, too
-            with contextlib.suppress(AttributeError, ValueError, OSError):
-                stream.flush()
-        with warnings.catch_warnings():  # Python 3.12 warns if this process has threads; see `forking`
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._zygote.start()
-        self._poller.register(self._control, select.POLLIN)
-
-    def greeting(self) -> tuple[int, list[int]]:
-        return 0, []
-
-    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        try:
-            send(self._control, ORDER.pack(serial, worker), [channel.fileno()])
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._lost() from None
-        while True:
-            # Deaths that were reported before the answer came. The poller will not show them again, so they are kept for `deaths`.
-            which, what, value = self._report(0)
-            if what == ENDED:
-                self.missed_deaths.append((which, value))
-            elif which != serial:  # of the zygote itself
-                continue
-            elif what == BORN:
-                return value
-            elif what == NOT_BORN:
-                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
-
-    def deaths(self) -> Iterator[tuple[int, int]]:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                serial, what, code = self._report(socket.MSG_DONTWAIT)
-                if what == ENDED:
-                    self.missed_deaths.append((serial, code))
-        while self.missed_deaths:
-            yield self.missed_deaths.pop(0)
-
-    def join(self, timeout: float) -> bool:
-        if self._zygote.is_over:
-            self._zygote.reap()
-            return True
-        # Only our half: the zygote takes no more orders, but continues to report until it ends after its last worker. Its end-of-file
-        # means that all have ended.
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        deadline = time.monotonic() + timeout
-        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            if not receive(self._control, REPORT.size)[0]:
-                self._zygote.reap()
-                return True
-        return False
-
-    def kill(self) -> None:
-        self._zygote.kill()
-
-    def disown(self) -> None:
-        if self._zygote.control is not None:
-            self._zygote.control.close()
-
-    @property
-    def _control(self) -> socket.socket:
-        assert self._zygote.control is not None
-        return self._zygote.control
-
-    def _report(self, flags: int) -> tuple[int, int, int]:
-        message, _ = receive(self._control, REPORT.size, flags)
-        if not message:
-            raise self._lost()
-        serial, what, value = REPORT.unpack(message)
-        return serial, what, value
-
-    def _lost(self) -> WorkerDied:
-        how = cause_of(self._zygote.exit_code())
-        return WorkerDied(f"the process that forks the workers (pid {self._zygote.pid}) has died: {how}. Build a new loader.")
-
-
 class ByContext:
     """Workers started by multiprocessing's forkserver or spawn. The setup is pickled once, for all of them."""
 
@@ -177,9 +87,9 @@ class ByContext:
         self._method = context.get_start_method()
         self.hears_ctrl_c = self._method == "forkserver"
         self._poller = poller
-        self._watched: dict[int, tuple[int, Watched]] = {}
+        self._watched: dict[int, tuple[int, Watched]] = {}  # by the descriptor that shows the death: the serial, and the process
         self._passing = _Passing()
-        self._pickled: FileIO | None = None
+        self._pickled: FileIO | None = None  # shared memory with the pickled setup, which every worker maps
         self._nbytes = 0
 
     def start(self) -> None:
@@ -213,9 +123,19 @@ class ByContext:
             target=worker_main, args=(worker, channel), name=f"{self._setup.name}-{worker}", daemon=True
         )
         if self._method == "forkserver":
-            _start_by_server(process)
+            # The server serves the whole program. If there is none, or it has just died, this starts it, so no signal may be held here: it
+            # inherits the mask, and so does every process that it forks for others. With SIGCHLD blocked it would never learn of their deaths.
+            try:
+                process.start()
+            except EOFError as error:
+                raise ConnectionResetError("multiprocessing's fork server has died") from error
         else:
-            _spawn(process)
+            # Starting multiprocessing's tracker unblocks Ctrl-C, which must not reach the worker in its start. So it comes first; it ends with
+            # this process, and needs no signals.
+            with signals_held():
+                resource_tracker.ensure_running()
+            with signals_held():
+                process.start()
         watched = Watched(process)
         self._watched[watched.fd] = (serial, watched)
         self._poller.register(watched.fd, select.POLLIN)
@@ -223,6 +143,7 @@ class ByContext:
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         for fd in self._ended(0.0):
+            # Reaped before it is forgotten: after an interrupt in between, the next call reaps again, which changes nothing.
             serial, watched = self._watched[fd]
             code = watched.reap()
             self._forget(fd)
@@ -232,6 +153,7 @@ class ByContext:
         deadline = time.monotonic() + timeout
         while self._watched and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
             for fd in ended:
+                # A fork server that was stopped has the exit codes and does not tell them: no longer than this call may take.
                 self._watched[fd][1].reap(max(0.0, deadline - time.monotonic()))
                 self._forget(fd)
         if self._watched:
@@ -244,7 +166,7 @@ class ByContext:
     def kill(self) -> None:
         for _, watched in list(self._watched.values()):
             watched.kill()
-        self.join(1.0)
+        self.join(1.0)  # not forever: a process that is stuck in the kernel ends when the kernel lets it
 
     def disown(self) -> None:
         for _, watched in self._watched.values():
@@ -265,27 +187,6 @@ class ByContext:
         for fd in list(self._watched):
             poller.register(fd, select.POLLIN)
         return [fd for fd, _ in poller.poll(timeout * 1000)]
-
-
-def _spawn(process: BaseProcess) -> None:
-    from multiprocessing import resource_tracker
-
-    with signals_held():  # the tracker ends with this process, and needs no signals
-        resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which must not reach the worker during its start
-    with signals_held():
-        process.start()
-
-
-def _start_by_server(process: BaseProcess) -> None:
-    """Have multiprocessing's fork server fork it.
-
-    The server serves the whole program. If there is none, or it has just died, this starts it, so no signal may be held here: it inherits the mask,
-    and so does every process that it forks for others. With SIGCHLD blocked it would never learn of their deaths.
-    """
-    try:
-        process.start()
-    except EOFError as error:
-        raise ConnectionResetError("multiprocessing's fork server has died") from error
 
 
 class _Passing:
@@ -325,6 +226,7 @@ def _preload(setup: Setup) -> None:
     """Have the fork server import torch, `worker_main` and the kind of work once, for all workers, unless the user chose what it imports."""
     from multiprocessing import forkserver
 
+    # There is no public way to ask what was chosen. If the names change, workers import by themselves, which only takes longer.
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main", type(setup.work).__module__])

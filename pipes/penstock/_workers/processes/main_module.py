@@ -77,4 +77,5 @@ def explained(error: AttributeError) -> AttributeError:
 def _pickled_name(name: str) -> bytes:
     """``name`` as pickle writes a text of up to 255 bytes."""
     encoded = name.encode()
+    # SHORT_BINUNICODE of protocol 4. A longer name is not found, and then the worker itself says that it has no such name.
     return b"\x8c" + bytes([len(encoded) % 256]) + encoded

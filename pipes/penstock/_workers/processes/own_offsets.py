@@ -25,6 +25,7 @@ def own_offsets(*, anew: bool = False) -> None:
     for flags, fds in _inherited():
         with contextlib.suppress(OSError):
             position = os.lseek(fds[0], 0, os.SEEK_CUR)
+            # By the link in /proc, which works for a file without a name, too. `dup2` replaces the shared file under each of its descriptors.
             own = os.open(f"/proc/self/fd/{fds[0]}", flags)
             try:
                 os.lseek(own, position, os.SEEK_SET)
@@ -67,6 +68,7 @@ def _share(one: int, other: int) -> bool:
     """Whether two descriptors of a file are duplicates: they share its flags, of which ``O_NONBLOCK`` means nothing for a regular file."""
     import fcntl
 
+    # Flags belong to the open file, as the position does. For a moment, other processes that have it see another flag, which means nothing here.
     flags, before = fcntl.fcntl(one, fcntl.F_GETFL), fcntl.fcntl(other, fcntl.F_GETFL)
     fcntl.fcntl(one, fcntl.F_SETFL, flags ^ os.O_NONBLOCK)
     try:

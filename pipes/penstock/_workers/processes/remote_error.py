@@ -40,7 +40,7 @@ class RemoteError(NamedTuple):
             message = "(its message cannot be shown)"
         notes = getattr(error, "__notes__", ())
         notes = tuple(map(str, notes)) if isinstance(notes, list | tuple) else ()
-        hide_internal_frames(error)
+        hide_internal_frames(error)  # after the pickle, which has no frames, and before they are formatted
         trace = traceback.TracebackException.from_exception(error)
         trace.__notes__ = None  # they are shown with the exception itself
         return cls(pickled, type(error).__qualname__, message, "".join(trace.format()), notes)

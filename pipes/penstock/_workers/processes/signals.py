@@ -16,16 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-def _these(*names: str) -> set[signal.Signals]:
-    """The signals of these names that the platform has."""
-    return {number for name in names if (number := getattr(signal, f"SIG{name}", None)) is not None}
-
-
-_ASKED = _these("INT", "QUIT", "HUP", "USR1", "USR2")
+_ASKED = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 """Sent by people and job schedulers, as SIGTERM is."""
-_OWN = _these("CHLD", "ALRM", "VTALRM", "PROF")
-FAULTS = _these("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
+_OWN = {signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 """These and `_OWN` are about the process that gets them: its faults, its children, its timers."""
 
 
@@ -40,22 +34,20 @@ def set_signals() -> None:
         handler = signal.getsignal(number)
         if number == signal.SIGTERM:
             signal.signal(number, _pass_by)
-            if hasattr(signal, "siginterrupt"):
-                signal.siginterrupt(number, False)
+            signal.siginterrupt(number, False)  # or a slow read in native code, which knows no PEP 475, would fail with EINTR
         elif number in _OWN | FAULTS:
             if callable(handler) or handler is signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         elif callable(handler) or (number in _ASKED and number not in native):
             signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def let_forks_be_terminated() -> None:
     """Let SIGTERM end the processes that user code forks from this one, from the start, because `multiprocessing` ends them that way."""
-    if not hasattr(os, "register_at_fork"):
-        return
+    # The handler is inherited. If SIGTERM came to the new process before `be_ordinary` has replaced it, it would be lost, and whoever sent it would
+    # wait forever. So it is held from before the fork, and delivered once it is fatal again.
     masks: list[Any] = []
 
     def hold() -> None:
@@ -78,9 +70,6 @@ def signals_held() -> Iterator[None]:
 
     Until then a forked process still has the program's handlers, and a new interpreter has the default ones, most of which end it.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows, where none of them is sent
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:  # before any is blocked, because this thread handles the signals that other threads receive, and a handler may raise at once
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)

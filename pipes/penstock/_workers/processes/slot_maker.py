@@ -65,6 +65,7 @@ class WorkerSlots:
             MemoryError: It needs a new slot, and there is no memory for one.
             OSError: It needs a new slot, and there is no file descriptor for one.
         """
+        # Behind the buffers in the same memory, if the rest fits there. Otherwise all of it moves.
         start = self._used
         if self._memory is None or (end := parcel.end(self._memory, start)) > len(self._memory):
             start, end = 0, parcel.end()

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from penstock._errors import ClosedError, WorkerDied
 from penstock._memory.slots import KeptBatches
 from penstock._workers.lifetime import PATIENCE_S, undisturbed
-from penstock._workers.processes.launchers import ByContext, ByZygote, Launcher
+from penstock._workers.processes.launchers import ByContext, Launcher
 from penstock._workers.processes.main_module import check_not_importing
 from penstock._workers.processes.worker_handle import WorkerHandle
+from penstock._workers.processes.zygote import ByZygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 _TRIES = 9
 """Attempts to start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, up to 5 s in total."""
 
-_ENDED = "these worker processes have ended; build a new loader."
+_ALL = 2**63 - 1
+"""Above the number of any task."""
+
+ENDED = "these worker processes have ended; build a new loader."
 
 
 class Supervisor:
@@ -54,6 +58,7 @@ class Supervisor:
         self._setup = setup
         self._places = places
         self._context = context
+        self._counted: dict[int, list[int]] = {}  # by serial: the counts of workers that have ended
         self._serial = 0
         self._stopping = False
         self._launching = threading.Lock()  # held by the helper thread that starts a worker, and by `stop` for good
@@ -107,36 +112,41 @@ class Supervisor:
             ClosedError: `stop` came first.
         """
         if self._launcher is None:
-            raise ClosedError(_ENDED)
+            raise ClosedError(ENDED)
         # In a helper thread, where no signal handler runs: an interrupt between the fork and the entry in `workers`
         # would leak a process.
         undisturbed(partial(self._launch, self._launcher, worker), self._launching)
 
     def _launch(self, launcher: Launcher, worker: int) -> None:
         for number in range(_TRIES):
+            self._serial += 1
             try:
-                return self._launch_once(launcher, worker)
-            except ConnectionError:  # such as from a signal to the whole group
+                with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *launcher.greeting()) as (
+                    handle,
+                    theirs,
+                ):
+                    handle.pid = launcher.launch(handle.serial, worker, theirs)
+                    if self._launcher is not launcher:  # `stop` did not wait this long; the process ends by itself
+                        raise ClosedError(ENDED)
+                    self.workers[handle.channel.fileno()] = handle
+                    self.poller.register(handle.channel, select.POLLIN)
+            except ConnectionError:  # the fork server has died, such as from a signal to the whole group
                 if self._stopping:
                     break
-                time.sleep(
-                    0.01 * 2**number
-                )  # a dying server refuses connections for a moment, and multiprocessing replaces it only when it is gone
+                # A dying server refuses connections for a moment, and multiprocessing replaces it only when it is gone.
+                time.sleep(0.01 * 2**number)
+            else:
+                return
         raise WorkerDied(f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times.")
 
-    def _launch_once(self, launcher: Launcher, worker: int) -> None:
-        self._serial += 1
-        with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *launcher.greeting()) as (handle, theirs):
-            handle.pid = launcher.launch(handle.serial, worker, theirs)
-            if self._launcher is not launcher:  # `stop` did not wait this long; the process ends by itself
-                raise ClosedError(_ENDED)
-            self.workers[handle.channel.fileno()] = handle
-            self.poller.register(handle.channel, select.POLLIN)
-
-    def settle(self) -> None:
-        """Wait until a start of a worker that was interrupted has been finished."""
-        with self._launching:
+    def replace_all(self, workers: int) -> None:
+        """Kill all workers, and start this many new ones."""
+        with self._launching:  # an interrupt may have ended the wait for the helper thread, which is still starting a worker
             pass
+        for handle in list(self.workers.values()):
+            self.remove(handle)
+        for worker in range(workers):
+            self.launch(worker)
 
     def remove(self, handle: WorkerHandle) -> None:
         """Kill a worker if it is alive, and forget it."""
@@ -144,14 +154,17 @@ class Supervisor:
         handle.close()
         handle.kill()
 
-    def dismiss(self, handle: WorkerHandle) -> None:
-        """Ask a worker that has no task to end, and forget it."""
-        self.leaving[handle.serial] = handle
-        self._forget(handle)
-        handle.close()
+    def dismiss(self, number: int) -> None:
+        """Ask the workers from ``number`` on to end, and forget them, once they hold no task."""
+        for handle in list(self.workers.values()):
+            if handle.worker >= number and not handle.held:
+                self.leaving[handle.serial] = handle
+                self._forget(handle)
+                handle.close()
 
     def _forget(self, handle: WorkerHandle) -> None:
         """Look the worker up by identity, because an interrupt at the end of `launch` may have closed its channel, which then has no number."""
+        self._counted[handle.serial] = handle.area.meter.counted(ended=True)
         for fd in [fd for fd, known in self.workers.items() if known is handle]:
             with contextlib.suppress(KeyError):  # `stop_reading`, or an interrupt, was first
                 self.poller.unregister(fd)
@@ -186,6 +199,11 @@ class Supervisor:
                 if handle.serial == serial:
                     yield handle, code
 
+    def counted(self) -> list[list[int]]:
+        """The counts of each worker's meter, including workers that have ended."""
+        working = {handle.serial: handle.area.meter.counted() for handle in list(self.workers.values())}
+        return list({**working, **self._counted}.values())
+
     def skip_below(self, number: int) -> None:
         """Make the workers skip every task with a lower number that they have not begun."""
         for handle in self.workers.values():
@@ -216,6 +234,8 @@ class Supervisor:
         self._stopping = True
         if not self._settled:
             self._settled = self._launching.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        self.skip_below(_ALL)
+        self._counted |= {handle.serial: handle.area.meter.counted(ended=True) for handle in self.workers.values()}
         workers = [*self.leaving.values(), *self.workers.values()]
         for handle in workers:
             self.stop_reading(handle)
@@ -265,5 +285,4 @@ def _retire_all() -> None:
             handle.slots.retire_viewed()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_retire_all, after_in_child=_disown_all)
+os.register_at_fork(before=_retire_all, after_in_child=_disown_all)

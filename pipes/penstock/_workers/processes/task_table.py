@@ -81,7 +81,7 @@ class TaskTable:
         task = PendingTask(job, self.next_number, body, owner)
         self.next_number += 1
         self._wanted[task.number] = task
-        (self._backlog if owner is None else self._queue(owner)).append(task)
+        self._queue(owner).append(task)
 
     def waiting_for(self, owner: int | None) -> int:
         """Tasks that no worker holds: those for worker ``owner``, or with None those for any worker."""

@@ -161,34 +161,30 @@ class WorkerHandle:
         answers = []
         try:
             for number, status, slot, size, start, end in ANSWER.iter_unpack(message):
-                trouble = None
-                if size:  # a new slot; of the answers that come together, at most one brings a descriptor
-                    try:
-                        self._map(slot, fds, size)
-                    except OSError as error:
-                        trouble = error
+                trouble = (
+                    self._map(slot, fds, size) if size else None
+                )  # a new slot; of the answers that come together, at most one brings a descriptor
                 answers.append(Answer(number, status, slot, start, end, trouble))
         finally:
             for fd in fds:
                 os.close(fd)
         return answers
 
-    def _map(self, slot: int, fds: list[int], size: int) -> None:
-        """Map a slot that the worker has made; where that fails, the worker is told to drop it.
-
-        Raises:
-            OSError: No memory, or no file descriptor: the kernel drops those that find no room, and then ``fds`` is empty.
-        """
-        memory = None
-        try:
-            if not fds:
-                raise OSError(
-                    errno.EMFILE,
-                    "too many open files in this process, so no result can be received. Close some, or raise the limit (ulimit -n)",
-                )
-            memory = attach(fds[0], size)
-        finally:
-            self.slots.add(slot, memory)
+    def _map(self, slot: int, fds: list[int], size: int) -> OSError | None:
+        """Map a slot that the worker has made. Where that fails, the worker is told to drop it, and the error is returned."""
+        memory, trouble = None, None
+        if fds:
+            try:
+                memory = attach(fds[0], size)
+            except OSError as error:
+                trouble = error
+        else:  # the kernel drops descriptors that find no room
+            trouble = OSError(
+                errno.EMFILE,
+                "too many open files in this process, so no result can be received. Close some, or raise the limit (ulimit -n)",
+            )
+        self.slots.add(slot, memory)
+        return trouble
 
     def take_answer(self, answer: Answer, named: Callable[[Job], str]) -> tuple[PendingTask, Any, BaseException | None]:
         """The task that ``answer`` is about, with its value or its error; its place and its slot are free again.

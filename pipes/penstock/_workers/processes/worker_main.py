@@ -249,14 +249,10 @@ def _end_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, AttributeError, OSError):  # not Linux
-        threading.Thread(target=_end_after, args=(lifeline,), name="penstock-lifeline", daemon=True).start()
+        end = threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), name="penstock-lifeline", daemon=True)
+        end.start()
         return
     poller = select.poll()
     poller.register(lifeline, select.POLLIN)
     if poller.poll(0):  # it was closed before the signal was armed, so none will come
         os._exit(1)
-
-
-def _end_after(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    os._exit(1)

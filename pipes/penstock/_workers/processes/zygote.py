@@ -14,14 +14,22 @@ import os
 import select
 import signal
 import socket
+import sys
+import time
 import traceback
+import warnings
+from typing import TYPE_CHECKING, Any
 
+from penstock._errors import WorkerDied
 from penstock._workers.forking import come_up, fork, until_up
-from penstock._workers.processes.deaths import UNKNOWN, Watched
+from penstock._workers.processes.deaths import UNKNOWN, Watched, cause_of
 from penstock._workers.processes.own_offsets import own_offsets
-from penstock._workers.processes.protocol import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive
+from penstock._workers.processes.protocol import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive, send
 from penstock._workers.processes.signals import set_signals, signals_held
 from penstock._workers.processes.worker_main import worker_main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def zygote_main(control: socket.socket, setup: Setup) -> None:
@@ -37,7 +45,7 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
     open_for_orders = True
     while open_for_orders or children:
         for fd, _ in poller.poll():
-            if fd != control.fileno():
+            if fd != control.fileno():  # a worker has died; its report is sent after it was reaped, so its pid is free by then
                 serial, ended = children.pop(fd)
                 poller.unregister(fd)
                 _report(control, serial, ENDED, ended.reap())
@@ -83,67 +91,122 @@ def _report(control: socket.socket, serial: int, what: int, value: int) -> None:
         control.sendall(REPORT.pack(serial, what, value))
 
 
-class Zygote:
-    """The consumer's view of the forked process, which takes orders once `start` has returned.
+class ByZygote:
+    """A `Launcher`: workers forked by a process that has no other threads, the zygote."""
 
-    Attributes:
-        control: The socket for orders and reports; None before the first fork.
-    """
-
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, poller: select.poll) -> None:
+        self.missed_deaths: list[tuple[int, int]] = []
+        self.hears_ctrl_c = False
         self._setup = setup
-        self._pids: list[int] = []  # of the process, until it is reaped
+        self._poller = poller
+        self._pids: list[int] = []  # of the zygote, until it is reaped
+        self._pid = 0
         self._code = UNKNOWN
-        self.pid = 0
-        self.control: socket.socket | None = None
+        self._control: Any = None  # the socket for orders and reports
 
     def start(self) -> None:
-        """Fork it. After an interrupt, `kill` undoes what was done.
-
-        Raises:
-            WorkerDied: See `until_up`.
-        """
-        until_up(self._fork, self.kill)
+        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered, too
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()
+        # Threads of this process hold no lock that the child needs, or else it is seen to hang and is forked again.
+        with warnings.catch_warnings():  # Python 3.12 warns if this process has threads; see `forking`
+            warnings.simplefilter("ignore", DeprecationWarning)
+            until_up(self._fork, self.kill)
+        self._poller.register(self._control, select.POLLIN)
 
     def _fork(self) -> tuple[int, int]:
         # Signals are held from before the fork until this process knows the pid, and in the child until it has dropped
         # the program's handlers. Otherwise a handler that raises here leaks a process, later a zombie, and a handler that
         # raises in the child ends the child.
-        self.control, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair()
         with theirs, signals_held():
-            self.pid = fork(self._pids)
-            if self.pid == 0:
+            self._pid = fork(self._pids)
+            if self._pid == 0:
                 code = 1
                 try:
-                    self.control.close()
+                    self._control.close()
                     zygote_main(theirs, self._setup)
                     code = 0
                 except BaseException:  # nothing may return to the consumer's stack, of which this process has a copy
                     traceback.print_exc()
                 finally:
                     os._exit(code)
-        return self.pid, self.control.fileno()
+        return self._pid, self._control.fileno()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the process does not exist, or no longer does."""
-        return not self._pids
+    def greeting(self) -> tuple[int, list[int]]:
+        return 0, []
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
+        try:
+            send(self._control, ORDER.pack(serial, worker), [channel.fileno()])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        while True:
+            # Deaths that were reported before the answer came. The poller will not show them again, so they are kept for `deaths`.
+            which, what, value = self._reported(0)
+            if what == ENDED:
+                self.missed_deaths.append((which, value))
+            elif which != serial:  # of the zygote itself
+                continue
+            elif what == BORN:
+                return value
+            elif what == NOT_BORN:
+                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
+
+    def deaths(self) -> Iterator[tuple[int, int]]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                serial, what, code = self._reported(socket.MSG_DONTWAIT)
+                if what == ENDED:
+                    self.missed_deaths.append((serial, code))
+        while self.missed_deaths:
+            yield self.missed_deaths.pop(0)
+
+    def join(self, timeout: float) -> bool:
+        if not self._pids:  # there is no zygote yet, or no longer
+            self._reap()
+            return True
+        # Only our half: the zygote takes no more orders, but continues to report until it ends after its last worker. Its end-of-file
+        # means that all have ended.
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        deadline = time.monotonic() + timeout
+        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not receive(self._control, REPORT.size)[0]:
+                self._reap()
+                return True
+        return False
 
     def kill(self) -> None:
-        """End it by force. Idempotent."""
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):  # another waitpid(-1) was faster
                 os.kill(pid, signal.SIGKILL)
-        self.reap()
+        self._reap()
 
-    def reap(self) -> None:
-        """Wait for the end of the process, and close its socket. Idempotent."""
-        self.exit_code()
-        if self.control is not None:
-            self.control.close()
+    def disown(self) -> None:
+        if self._control is not None:
+            self._control.close()
 
-    def exit_code(self) -> int:
-        """Wait for the end of the process. Returns its exit code (negative: a signal), or `UNKNOWN`."""
+    def _reported(self, flags: int) -> tuple[int, int, int]:
+        message, _ = receive(self._control, REPORT.size, flags)
+        if not message:
+            raise self._lost()
+        serial, what, value = REPORT.unpack(message)
+        return serial, what, value
+
+    def _lost(self) -> WorkerDied:
+        how = cause_of(self._exit_code())
+        return WorkerDied(f"the process that forks the workers (pid {self._pid}) has died: {how}. Build a new loader.")
+
+    def _reap(self) -> None:
+        """Wait for the end of the zygote, and close its socket. Idempotent."""
+        self._exit_code()
+        self.disown()
+
+    def _exit_code(self) -> int:
+        """Wait for the end of the zygote. Returns its exit code (negative: a signal), or `UNKNOWN`."""
         for pid in self._pids:
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
