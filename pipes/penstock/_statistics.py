@@ -44,7 +44,7 @@ class Durations:
         count = sum(counts)
         if not count:
             return cls()
-        last = max(place for place, n in enumerate(counts) if n)
+        last = max(number for number, n in enumerate(counts) if n)
         p50, p95 = (min(max_s, _percentile(counts, count * share)) for share in (0.5, 0.95))
         return cls(count, total_s, p50, p95, max_s, slowest, tuple(counts[: last + 1]))
 
@@ -54,7 +54,7 @@ class Durations:
         counts = [n - m for n, m in zip(self.counts, before, strict=False)]
         if self.max_s > earlier.max_s:
             return self.of(counts, self.total_s - earlier.total_s, self.max_s, self.slowest)
-        last = max((place for place, n in enumerate(counts) if n), default=0)
+        last = max((number for number, n in enumerate(counts) if n), default=0)
         return self.of(counts, self.total_s - earlier.total_s, min(self.max_s, (5 + last % 4) * 2.0 ** (last // 4 + 1) / 1e9))
 
 
@@ -336,12 +336,12 @@ def _less(later: Any, earlier: Any, *names: str) -> dict[str, Any]:
 
 def _percentile(counts: Sequence[int], rank: float) -> float:
     """The middle of the class that has the ``rank``-th shortest duration."""
-    place = 0
-    for place, n in enumerate(counts):  # noqa: B007  # used after the loop
+    number = 0
+    for number, n in enumerate(counts):  # noqa: B007  # used after the loop
         rank -= n
         if rank <= 0:
             break
-    return (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
+    return (4.5 + number % 4) * 2.0 ** (number // 4 + 1) / 1e9
 
 
 for _kind in (

@@ -24,7 +24,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from penstock._command.index import format_of
 from penstock._files import files as module
 from penstock._files.files import Stamp, decompressed, opened, stamp, whole
-from penstock._files.index_file import place_of
+from penstock._files.index_file import index_path_of
 from penstock._files.paths import braces_expanded, compression, expanded, extra
 from penstock._streams.known_files import FileRanges
 
@@ -141,8 +141,8 @@ class TestRemote:
         assert compression(url) == compression(f"simplecache::{url}") == ".gz"
         assert compression(f"zip://1.xz::{url}") == ".xz"
         assert format_of(url).kind == "jsonl"
-        assert place_of(url, "folder") == "folder/1.jsonl.gz.index"
-        assert place_of(url, None) == url.replace(".gz", ".gz.index")
+        assert index_path_of(url, "folder") == "folder/1.jsonl.gz.index"
+        assert index_path_of(url, None) == url.replace(".gz", ".gz.index")
 
     def test_each_byte_is_fetched_once_and_no_line_asks_for_its_own(self, monkeypatch):
         """As over HTTP. Seen to fail: fsspec's `readline` reads a block for each line, and its default for HTTP drops what it will need."""

@@ -51,7 +51,7 @@ MAY_IMPORT = {  # room: those it may import from
     "testing": "_errors _random _fetch _nodes _loader",
     "integrations": "front nodes",
 }
-CODE = 23_720
+CODE = 22_700
 """Lines of code, at most. Raised only with a reason beside it; `house.py` says how many there are in each room."""
 
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")

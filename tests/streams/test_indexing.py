@@ -20,7 +20,7 @@ import pytest
 from penstock.__main__ import main
 from penstock._files import index_file
 from penstock._files.files import Stamp
-from penstock._files.index_file import place_of, read_header, read_offsets, write_index
+from penstock._files.index_file import index_path_of, read_header, read_offsets, write_index
 from penstock.formats import _jsonl, jsonl, tar
 from penstock.formats._jsonl import FORMAT
 
@@ -43,7 +43,7 @@ def write_tar(path, n):
 
 
 def index_of(path, folder=None):
-    place = place_of(path, folder)
+    place = index_path_of(path, folder)
     return read_offsets(place, read_header(place))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO
 from penstock import formats
 from penstock._fetch.error_policy import describe
 from penstock._files.files import Stamp, stamp, whole
-from penstock._files.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
+from penstock._files.index_file import SUFFIX, index_paths_of, read_header, read_offsets, write_index
 from penstock._files.paths import bare, compression, expanded, is_remote
 from penstock._streams.progress import Progress
 from penstock._workers.limits import cores
@@ -64,13 +64,13 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
         ]
         files = [path for path in expanded(paths) if not bare(path).endswith((SUFFIX, ".tmp")) and not _is_folder(path)]
         todo = [path for path in files if not _needs_none(path)]
-        places = dict(zip(todo, places_of(todo, folder), strict=True))
+        index_paths = dict(zip(todo, index_paths_of(todo, folder), strict=True))
     except (OSError, ValueError) as exc:
         print(f"penstock index: {exc}", file=err)
         return 2
     outcomes: list[Outcome] = []
-    with Progress("indexing", len(refused) + len(places), "files", say=partial(print, file=err, flush=True)) as progress:
-        for outcome in chain(refused, outcomes_of(places, workers)):
+    with Progress("indexing", len(refused) + len(index_paths), "files", say=partial(print, file=err, flush=True)) as progress:
+        for outcome in chain(refused, outcomes_of(index_paths, workers)):
             outcomes.append(outcome)
             if outcome.error:
                 progress.clear()
@@ -83,11 +83,11 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
     return 1 if failed else 0
 
 
-def outcomes_of(places: Mapping[str, str], workers: int | Literal["ray"] | None) -> Iterator[Outcome]:
-    """The result for each file, as it completes. ``places`` has the path of its index."""
+def outcomes_of(index_paths: Mapping[str, str], workers: int | Literal["ray"] | None) -> Iterator[Outcome]:
+    """The result for each file, as it completes. ``index_paths`` has the path of its index."""
     stamps: dict[str, Stamp] = {}
-    for path, place in places.items():
-        found = _looked_at(path, place)
+    for path, index_path in index_paths.items():
+        found = _looked_at(path, index_path)
         if isinstance(found, Stamp):
             stamps[path] = found
         else:
@@ -96,13 +96,13 @@ def outcomes_of(places: Mapping[str, str], workers: int | Literal["ray"] | None)
         workers = min(int(cores()), 1 + sum(now.size for now in stamps.values()) // WORTH_A_WORKER)
     if workers != "ray" and min(workers, len(stamps)) <= 1:
         for path, now in stamps.items():
-            yield _written(path, places[path], now, partial(offsets_in, path, now))
+            yield _written(path, index_paths[path], now, partial(offsets_in, path, now))
         return
     with _readers(workers if workers == "ray" else min(workers, len(stamps))) as read:
         reading = {read(path, stamps[path]): path for path in sorted(stamps, key=lambda path: -stamps[path].size)}
         for future in as_completed(reading):
             path = reading.pop(future)  # its offsets may be large
-            yield _written(path, places[path], stamps[path], future.result)
+            yield _written(path, index_paths[path], stamps[path], future.result)
 
 
 @contextlib.contextmanager
@@ -125,19 +125,19 @@ def _readers(workers: int | Literal["ray"]) -> Iterator[Read]:
                 raise
 
 
-def _looked_at(path: str, place: str) -> Outcome | Stamp:
+def _looked_at(path: str, index_path: str) -> Outcome | Stamp:
     """The result for a file that need not be read; for any other, the version to read."""
     try:
         format = format_of(path)
-        if is_remote(place):
+        if is_remote(index_path):
             raise ValueError("an index cannot be written next to it. Pass --index FOLDER.")
         now = stamp(path)
         if now.size < 0:
             raise ValueError("the server does not report its size, so a truncated download could not be detected. Download the file first.")
         with contextlib.suppress(FileNotFoundError, ValueError):  # there is no index, or a damaged one
-            header = read_header(place)
+            header = read_header(index_path)
             if header.kind == format.kind and header.stamp == now:
-                read_offsets(place, header)
+                read_offsets(index_path, header)
                 return Outcome(path, header.records)
     except Exception as exc:
         return Outcome(path, error=_reason(exc))
@@ -160,12 +160,12 @@ def _offsets_there(path: str, now: Stamp) -> np.ndarray | str:
     return f"on node {ray.util.get_node_ip_address()}: {found}" if isinstance(found, str) else found
 
 
-def _written(path: str, place: str, now: Stamp, offsets: Callable[[], np.ndarray | str]) -> Outcome:
+def _written(path: str, index_path: str, now: Stamp, offsets: Callable[[], np.ndarray | str]) -> Outcome:
     try:
         found = offsets()
         if isinstance(found, str):
             return Outcome(path, error=found)
-        write_index(place, format_of(path).kind, now, found)
+        write_index(index_path, format_of(path).kind, now, found)
     except BrokenProcessPool:
         return Outcome(path, error="a process was killed, possibly for lack of memory. Use fewer: --workers 1")
     except Exception as exc:

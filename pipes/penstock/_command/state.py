@@ -35,13 +35,13 @@ def show(path: str, out: TextIO, err: TextIO) -> int:
     if not found:
         print(f"penstock state: {path} contains no penstock state. Save what loader.state_dict() returns.", file=err)
     damaged = 0
-    for place, state in found:
+    for where, state in found:
         try:
             whole = parsed(state)
-            print(place, *_sentences(whole["settings"], whole["state"]), json.dumps(whole, indent=2), sep="\n", file=out)
+            print(where, *_sentences(whole["settings"], whole["state"]), json.dumps(whole, indent=2), sep="\n", file=out)
         except ValueError as exc:  # a StateError; or Python refuses to print a number with more than 4300 digits
             damaged += 1
-            print(f"penstock state: {place} is damaged: {cut(str(exc), 1000)}", file=err)
+            print(f"penstock state: {where} is damaged: {cut(str(exc), 1000)}", file=err)
     return 0 if found and not damaged else 1
 
 
@@ -82,15 +82,15 @@ def _said(value: Any) -> str:
     return cut(json.dumps(value).strip('"'), 80)
 
 
-def _states(one: Any, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _states(one: Any, where: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Every dict with our key and a string value, and the path to it."""
     if not isinstance(one, dict | list | tuple) or id(one) in seen:
         return
     seen.add(id(one))
     if isinstance(one, dict) and isinstance(one.get(KEY), str):
-        yield place, one
+        yield where, one
     for key, value in one.items() if isinstance(one, dict) else enumerate(one):
-        yield from _states(value, f"{place}[{cut(repr(key), 60)}]", seen)
+        yield from _states(value, f"{where}[{cut(repr(key), 60)}]", seen)
 
 
 def _loaded(path: str) -> Any:

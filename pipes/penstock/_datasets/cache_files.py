@@ -76,9 +76,9 @@ class Files:
             return os.open(f"{_OPEN}/{self.fds[which]}", flags)
         return open_own(os.path.join(self._folder or "", (_INDEX, _DATA)[which]), flags)
 
-    def read(self, place: int) -> Any:
-        """A copy of sample ``place``, or `ABSENT`."""
-        end = self.entries[place]
+    def read(self, number: int) -> Any:
+        """A copy of sample ``number``, or `ABSENT`."""
+        end = self.entries[number]
         if not end:
             return ABSENT
         memory = self._memory
@@ -87,16 +87,16 @@ class Files:
             memory = self._memory = memoryview(mmap.mmap(self.fds[1], size, access=mmap.ACCESS_READ) if size else b"")
         if not FOOTER.size <= end <= len(memory):
             return ABSENT
-        if not self._checked[place] and not is_record(memory, end, place):
+        if not self._checked[number] and not is_record(memory, end, number):
             return ABSENT
-        self._checked[place] = 1
+        self._checked[number] = 1
         try:
             return value_at(memory, end)
         except MemoryError:
             raise
         except Exception as error:
             raise ValueError(
-                f"sample {place} in the cache {self._folder} cannot be decoded, although its checksum is correct ({error}). If the cause is not clear, delete the folder."
+                f"sample {number} in the cache {self._folder} cannot be decoded, although its checksum is correct ({error}). If the cause is not clear, delete the folder."
             ) from error
 
 
@@ -113,11 +113,11 @@ class Claim:
     def __exit__(self, *_: object) -> None:
         _release(self._data)
 
-    def take(self, place: int, *, wait: bool) -> bool:
-        """Claim sample ``place``; False if someone else holds it and ``wait`` is False."""
-        return _lock(self._data, place, wait=wait)
+    def take(self, number: int, *, wait: bool) -> bool:
+        """Claim sample ``number``; False if someone else holds it and ``wait`` is False."""
+        return _lock(self._data, number, wait=wait)
 
-    def write(self, place: int, record: bytes) -> None:
+    def write(self, number: int, record: bytes) -> None:
         """Append ``record`` to the data, then make the index point to it."""
         if len(record) > AT_MOST:
             raise OSError(errno.EFBIG, f"a cached sample may have at most {AT_MOST} bytes")
@@ -127,17 +127,17 @@ class Claim:
         end = os.lseek(self._data, 0, os.SEEK_CUR)
         index = self.files.opened(0, os.O_WRONLY)
         try:
-            os.lseek(index, _ENTRY.size * place, os.SEEK_SET)
+            os.lseek(index, _ENTRY.size * number, os.SEEK_SET)
             os.write(index, _ENTRY.pack(end))
         finally:
             os.close(index)
 
 
-def _lock(fd: int, place: int, *, wait: bool) -> bool:
+def _lock(fd: int, number: int, *, wait: bool) -> bool:
     """Lock one byte for this open file; whether it succeeded. Always True on systems without such locks."""
     if _HAS_LOCKS:
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, place, 1))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, number, 1))
         except OSError as error:
             return error.errno not in (errno.EAGAIN, errno.EACCES)
     return True

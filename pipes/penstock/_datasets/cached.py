@@ -110,9 +110,9 @@ class Cached(Shown):
             ClosedError: The cache was closed.
             Exception: Whatever the dataset raises; the sample is then not cached.
         """
-        place, files = self._place(index), self._opened()
-        found = files.read(place)
-        return self._load(files, place) if found is ABSENT else found
+        number, files = self._number(index), self._opened()
+        found = files.read(number)
+        return self._load(files, number) if found is ABSENT else found
 
     @property
     def __getitems__(self) -> Callable[[list[Any]], list[Any]]:
@@ -161,75 +161,75 @@ class Cached(Shown):
             else:
                 self._files = in_folder(self._path, self._identity)
 
-    def _place(self, index: Any) -> int:
-        place = operator.index(index)
-        if not -self._length <= place < self._length:
-            raise IndexError(f"index {place} is out of range: {self._identity['dataset']} has {self._length} samples.")
-        return place % self._length
+    def _number(self, index: Any) -> int:
+        number = operator.index(index)
+        if not -self._length <= number < self._length:
+            raise IndexError(f"index {number} is out of range: {self._identity['dataset']} has {self._length} samples.")
+        return number % self._length
 
     def _opened(self) -> Files:
         if self._files is None:
             raise ClosedError("this Cached was closed. Build a new one.")
         return self._files
 
-    def _load(self, files: Files, place: int) -> Any:
+    def _load(self, files: Files, number: int) -> Any:
         with Claim(files) as claim:
-            claim.take(place, wait=True)
-            found = files.read(place)  # someone else may have loaded it while we waited
+            claim.take(number, wait=True)
+            found = files.read(number)  # someone else may have loaded it while we waited
             if found is ABSENT:
-                with self._randomness.loading(f"sample {place} of {self._identity['dataset']}"):
-                    loaded = self.dataset[place]
-                found = self._stored(claim, place, loaded)
+                with self._randomness.loading(f"sample {number} of {self._identity['dataset']}"):
+                    loaded = self.dataset[number]
+                found = self._stored(claim, number, loaded)
         return found
 
-    def _claimed(self, claim: Claim, places: list[int]) -> dict[int, Any]:
-        """The samples at those of ``places`` that no other thread or process holds."""
+    def _claimed(self, claim: Claim, numbers: list[int]) -> dict[int, Any]:
+        """The samples at those of ``numbers`` that no other thread or process holds."""
         # Not inside the `with`: Ctrl-C at a loop's jump in there could skip the release (python/cpython#130279).
-        found = {place: claim.files.read(place) for place in places if claim.take(place, wait=False)}
-        missing = [place for place, one in found.items() if one is ABSENT]
-        return found | {place: self._stored(claim, place, one) for place, one in zip(missing, self._gathered(missing), strict=True)}
+        found = {number: claim.files.read(number) for number in numbers if claim.take(number, wait=False)}
+        missing = [number for number, one in found.items() if one is ABSENT]
+        return found | {number: self._stored(claim, number, one) for number, one in zip(missing, self._gathered(missing), strict=True)}
 
     def _gather(self, indices: list[Any]) -> list[Any]:
-        places, files = [self._place(index) for index in indices], self._opened()
-        found = {place: files.read(place) for place in dict.fromkeys(places)}
-        missing = [place for place, one in found.items() if one is ABSENT]
+        numbers, files = [self._number(index) for index in indices], self._opened()
+        found = {number: files.read(number) for number in dict.fromkeys(numbers)}
+        missing = [number for number, one in found.items() if one is ABSENT]
         if missing:
             with Claim(files) as claim:  # claims only what is free, because waiting while holding claims could deadlock
                 found |= self._claimed(claim, missing)
         # A repeated index gives two copies. Samples that others are loading are awaited one by one, without holding a claim.
-        taken = [found.pop(place, ABSENT) for place in places]
-        return [self[place] if one is ABSENT else one for place, one in zip(places, taken, strict=True)]
+        taken = [found.pop(number, ABSENT) for number in numbers]
+        return [self[number] if one is ABSENT else one for number, one in zip(numbers, taken, strict=True)]
 
-    def _gathered(self, places: list[int]) -> list[Any]:
-        if not places:
+    def _gathered(self, numbers: list[int]) -> list[Any]:
+        if not numbers:
             return []
-        with self._randomness.loading(f"samples {places} of {self._identity['dataset']}"):
-            return list(samples_in(self.dataset, self.dataset.__getitems__(places), len(places), "or remove __getitems__"))
+        with self._randomness.loading(f"samples {numbers} of {self._identity['dataset']}"):
+            return list(samples_in(self.dataset, self.dataset.__getitems__(numbers), len(numbers), "or remove __getitems__"))
 
-    def _stored(self, claim: Claim, place: int, value: Any) -> Any:
+    def _stored(self, claim: Claim, number: int, value: Any) -> Any:
         """Write the sample, and return what later reads will return, so that the first epoch is like the others."""
-        if claim.files.entries[place]:
-            _logger.warning("sample %d in the cache %s was damaged and was loaded again.", place, self._path)
+        if claim.files.entries[number]:
+            _logger.warning("sample %d in the cache %s was damaged and was loaded again.", number, self._path)
         try:
-            record = record_of(place, value)
+            record = record_of(number, value)
         except NotCacheable as refusal:
             raise TypeError(
-                f"sample {place} of {self._identity['dataset']} cannot be cached: sample{refusal}. Cache the data before the transform that "
+                f"sample {number} of {self._identity['dataset']} cannot be cached: sample{refusal}. Cache the data before the transform that "
                 f"produces this, and apply that transform to what the cache returns."
             ) from None
         try:
-            claim.write(place, record)
+            claim.write(number, record)
         except OSError as error:
             if len(record) > AT_MOST:
                 raise OSError(
                     error.errno,
-                    f"sample {place} of {self._identity['dataset']} takes {len(record)} bytes, but a cached sample may have at most {AT_MOST}. Cache the data "
+                    f"sample {number} of {self._identity['dataset']} takes {len(record)} bytes, but a cached sample may have at most {AT_MOST}. Cache the data "
                     f"before the transform that makes it so large, and apply that transform to what the cache returns",
                 ) from error
             free = shutil.disk_usage(self._path).free if self._path else os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
             raise OSError(
                 error.errno,
-                f"sample {place} could not be written to the cache in {self._path or 'memory'} ({error.strerror}): it needs {len(record)} bytes, "
+                f"sample {number} could not be written to the cache in {self._path or 'memory'} ({error.strerror}): it needs {len(record)} bytes, "
                 f"but {free} are free. Make room, or cache fewer samples (torch.utils.data.Subset); the samples cached so far stay usable",
             ) from error
         return value_at(memoryview(record), len(record))

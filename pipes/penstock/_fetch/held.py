@@ -157,8 +157,8 @@ def _imports(code: CodeType) -> frozenset[tuple[int, str]]:
     found: set[tuple[int, str]] = set().union(*(_imports(const) for const in code.co_consts if isinstance(const, CodeType)))
     if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
         read = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
-        for place, one in enumerate(read):
-            if one.opname == "IMPORT_NAME" and isinstance(level := read[place - 2].argval, int):
+        for number, one in enumerate(read):
+            if one.opname == "IMPORT_NAME" and isinstance(level := read[number - 2].argval, int):
                 found.add((level, one.argval))
     return frozenset(found)
 
@@ -196,25 +196,25 @@ def _is_full(cell: Any) -> bool:
 def _inside(one: Held) -> Iterator[Held]:
     path, value = one.path, one.value
     if isinstance(value, list | tuple | deque):
-        for place, item in enumerate(islice(value, _ITEMS)) if len(value) <= _MANY or not _all_plain(value) else ():
+        for number, item in enumerate(islice(value, _ITEMS)) if len(value) <= _MANY or not _all_plain(value) else ():
             if _is_part(item, value):
-                yield Held(f"{path}[{place}]", item, functools.partial(_item, value, place))
+                yield Held(f"{path}[{number}]", item, functools.partial(_item, value, number))
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
     elif isinstance(value, set | frozenset):
         kinds = sorted(islice(value, _ITEMS), key=lambda item: type(item).__qualname__)  # the order of a set differs between processes
-        for place, item in enumerate(kinds):
+        for number, item in enumerate(kinds):
             if _is_part(item, value):
-                yield Held(f"{path}{{{place}}}", item, functools.partial(_same, item))
+                yield Held(f"{path}{{{number}}}", item, functools.partial(_same, item))
     elif isinstance(value, dict | MappingProxyType):
-        for place, (key, item) in enumerate(list(islice(value.items(), _ITEMS))):
+        for number, (key, item) in enumerate(list(islice(value.items(), _ITEMS))):
             if _is_part(item, value):
-                name = f"{key!r:.40}" if isinstance(key, _PLAIN) else f"key {place}"  # a repr may have an address
+                name = f"{key!r:.40}" if isinstance(key, _PLAIN) else f"key {number}"  # a repr may have an address
                 yield Held(f"{path}[{name}]", item, functools.partial(_item, value, key))
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
     elif isinstance(value, functools.partial):
-        parts = {"func": value.func, **{f"args[{place}]": part for place, part in enumerate(value.args)}, **value.keywords}
+        parts = {"func": value.func, **{f"args[{number}]": part for number, part in enumerate(value.args)}, **value.keywords}
         yield from (Held(f"{path}.{name}", part, functools.partial(_same, part)) for name, part in parts.items())
     elif isinstance(value, MethodType):
         yield Held(path, value.__self__, functools.partial(_same, value.__self__))
@@ -231,7 +231,7 @@ def _inside(one: Held) -> Iterator[Held]:
 
 def _of_function(path: str, function: FunctionType) -> Iterator[Held]:
     values = {**vars(function), **closure_of(function), **(function.__kwdefaults__ or {})}
-    values |= {f"default {place}": value for place, value in enumerate(function.__defaults__ or ())}
+    values |= {f"default {number}": value for number, value in enumerate(function.__defaults__ or ())}
     for name, value in values.items():
         yield Held(f"{path}.{name}", value, functools.partial(_of_closure, function, name, value))
     if is_users(function):
@@ -246,10 +246,10 @@ def members_of(kind: type) -> dict[str, Any]:
         for name, member in list(vars(base).items()):
             member = member.original if isinstance(member, Hearing) else getattr(member, "__func__", member)
             parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
-            for place, part in enumerate(parts):
+            for number, part in enumerate(parts):
                 skipped = name.startswith(("__", "_abc_")) or (hasattr(type(part), "__get__") and not is_users(type(part)))
                 if isinstance(part, FunctionType) or not skipped:
-                    found[f"{base.__qualname__}.{name}" + "=" * place] = part
+                    found[f"{base.__qualname__}.{name}" + "=" * number] = part
     return found
 
 
@@ -301,8 +301,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _item(container: Any, place: Any) -> Any:
-    return container[place]
+def _item(container: Any, number: Any) -> Any:
+    return container[number]
 
 
 def _attribute(holder: Any, name: str) -> Any:

@@ -12,7 +12,7 @@ import time
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from penstock._files.paths import address, checksum, compression, extra, is_remote, kept_in, options_of, place_of
+from penstock._files.paths import address, address_at_source, checksum, compression, extra, is_remote, kept_in, options_of
 from penstock._files.transfer import copy_over_http, watched_transfer
 from penstock._files.unpacking import LIBRARIES, Unpacked
 
@@ -136,7 +136,7 @@ def _is_known(path: str, then: Stamp) -> bool:
 
 def _of_copy(path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False) -> tuple[str, int, str, Callable[[str], None]]:
     """The arguments of `CacheFolder.opened`."""
-    return place_of(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then, is_over)
+    return address_at_source(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then, is_over)
 
 
 def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:

@@ -41,7 +41,7 @@ class Header(NamedTuple):
     begin: int
 
 
-def place_of(path: str, folder: str | os.PathLike[str] | None) -> str:
+def index_path_of(path: str, folder: str | os.PathLike[str] | None) -> str:
     """The path of the index of the file ``path``."""
     name = bare(path)
     return (
@@ -51,57 +51,57 @@ def place_of(path: str, folder: str | os.PathLike[str] | None) -> str:
     )
 
 
-def places_of(paths: list[str], folder: str | os.PathLike[str] | None) -> list[str]:
+def index_paths_of(paths: list[str], folder: str | os.PathLike[str] | None) -> list[str]:
     """The paths of the indices of many files.
 
     Raises:
         ValueError: Two of them would coincide.
     """
-    places = [place_of(path, folder) for path in paths]
+    index_paths = [index_path_of(path, folder) for path in paths]
     owner: dict[str, str] = {}
-    for path, place in zip(paths, places, strict=True):
-        if owner.setdefault(place, path) != path:
+    for path, index_path in zip(paths, index_paths, strict=True):
+        if owner.setdefault(index_path, path) != path:
             raise ValueError(
-                f"{owner[place]} and {path} have the same name, so one folder cannot hold the indices of both. Use a separate folder for each."
+                f"{owner[index_path]} and {path} have the same name, so one folder cannot hold the indices of both. Use a separate folder for each."
             )
-    return places
+    return index_paths
 
 
-def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> None:
+def write_index(index_path: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> None:
     """Write an index, completely or not at all.
 
     Args:
-        place: Path of the index.
+        index_path: Path of the index.
         kind: See `Header`.
         stamp: The file's stamp from before it was read.
         offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
     """
     data = offsets.astype("<i8").tobytes()
     header = {"penstock index": FORMAT, "kind": kind, "records": len(offsets) - 1, **stamp._asdict(), "checksum": zlib.crc32(data)}
-    write_own(place, json.dumps(header).encode(), b"\n", data)
+    write_own(index_path, json.dumps(header).encode(), b"\n", data)
 
 
-def read_header(place: str) -> Header:
-    """The header of the index at ``place``.
+def read_header(index_path: str) -> Header:
+    """The header of the index at ``index_path``.
 
     Raises:
         FileNotFoundError: It does not exist.
         ValueError: It is damaged, or was not written by penstock.
     """
-    with opened(place) as file:
-        return _header(place, file.read(LONGEST_HEADER))
+    with opened(index_path) as file:
+        return _header(index_path, file.read(LONGEST_HEADER))
 
 
-def read_offsets(place: str, header: Header) -> np.ndarray:
-    """The offsets of the index at ``place``: int64, shape ``(records + 1,)``.
+def read_offsets(index_path: str, header: Header) -> np.ndarray:
+    """The offsets of the index at ``index_path``: int64, shape ``(records + 1,)``.
 
     Raises:
         ValueError: It is damaged, or no longer has this header.
     """
-    with opened(place) as file:
-        if _header(place, file.read(LONGEST_HEADER)) != header:
+    with opened(index_path) as file:
+        if _header(index_path, file.read(LONGEST_HEADER)) != header:
             raise ValueError(
-                f"{place} has changed since it was first read: it was rewritten for another version of its file or for another file. {IN_USE[1]}"
+                f"{index_path} has changed since it was first read: it was rewritten for another version of its file or for another file. {IN_USE[1]}"
             )
         length = 8 * (header.records + 1)
         # Checked before allocating memory, because the number of records comes from the file.
@@ -109,20 +109,20 @@ def read_offsets(place: str, header: Header) -> np.ndarray:
         file.seek(header.begin)
         data = file.read(length) if whole else b""
     if len(data) != length or zlib.crc32(data) != header.checksum:
-        raise _damaged(place, "its offsets have the wrong checksum")
+        raise _damaged(index_path, "its offsets have the wrong checksum")
     offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
     if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
-        raise _damaged(place, "its offsets are not in ascending order")
+        raise _damaged(index_path, "its offsets are not in ascending order")
     return offsets
 
 
-def _header(place: str, begin: bytes) -> Header:
+def _header(index_path: str, begin: bytes) -> Header:
     line, newline, _ = begin.partition(b"\n")
     try:
         said: Any = json.loads(line.decode()) if newline else None
         if said["penstock index"] != FORMAT:
             raise ValueError(
-                f"{place} is an index of format {said['penstock index']}, but this version of penstock reads format {FORMAT}: {REINDEX}"
+                f"{index_path} is an index of format {said['penstock index']}, but this version of penstock reads format {FORMAT}: {REINDEX}"
             )
         header = Header(said["kind"], said["records"], Stamp(*(said[name] for name in Stamp._fields)), said["checksum"], len(line) + 1)
         numbers = (header.records, header.stamp.size, abs(header.stamp.mtime_ns), header.checksum)
@@ -131,9 +131,9 @@ def _header(place: str, begin: bytes) -> Header:
         if type(header.stamp.version) is not str or type(header.kind) is not str:
             raise KeyError
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
-        raise _damaged(place, "it does not begin like an index") from None
+        raise _damaged(index_path, "it does not begin like an index") from None
     return header
 
 
-def _damaged(place: str, why: str) -> ValueError:
-    return ValueError(f"{place} is damaged or not an index: {why}. Delete it, and {REINDEX}")
+def _damaged(index_path: str, why: str) -> ValueError:
+    return ValueError(f"{index_path} is damaged or not an index: {why}. Delete it, and {REINDEX}")

@@ -170,7 +170,9 @@ class Reach(NamedTuple):
                 f"{wrong} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is used only for copies."
             )
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
-        cache = CacheFolder(folder, most, (name for file in files for name in hashes_of(place_of(Reached(file, options_of(file))))), ahead)
+        cache = CacheFolder(
+            folder, most, (name for file in files for name in hashes_of(address_at_source(Reached(file, options_of(file))))), ahead
+        )
         return [Reached(file, options_of(file), cache) for file in files]
 
 
@@ -269,7 +271,7 @@ def _choices(inside: str) -> list[str] | None:
     return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]
 
 
-def place_of(path: str) -> str:
+def address_at_source(path: str) -> str:
     """The `address` of a file, and its host if the options name one; but no keys, which change over time."""
     options = options_of(path)
     where = {

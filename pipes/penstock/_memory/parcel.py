@@ -111,9 +111,9 @@ class Parcel:
         _HEAD.pack_into(memory, start, len(self.body), count, self._kind)
         _places(count).pack_into(memory, start + _HEAD.size, *chain.from_iterable(zip(self._places, self._lengths, strict=True)))
         memory[body : body + len(self.body)] = self.body
-        for raw, place, length in zip(self._buffers, self._places, self._lengths, strict=True):
-            if place > start:
-                memory[place : place + length] = raw
+        for raw, offset, length in zip(self._buffers, self._places, self._lengths, strict=True):
+            if offset > start:
+                memory[offset : offset + length] = raw
 
     def pieces(self) -> tuple[int, bytes, list[np.ndarray]]:
         """The arguments of `value_of`, for another transport. The buffers are uint8 arrays over the value's own memory."""
@@ -164,10 +164,10 @@ def unpack(memory: Any, start: int = 0) -> Any:
         Exception: Whatever unpickling raises.
     """
     nbytes, count, kind = _HEAD.unpack_from(memory, start)
-    places = _places(count)
-    body = start + _HEAD.size + places.size
-    numbers = places.unpack_from(memory, start + _HEAD.size)
-    buffers = [memory[place : place + length] for place, length in zip(numbers[::2], numbers[1::2], strict=True)]
+    layout = _places(count)
+    body = start + _HEAD.size + layout.size
+    numbers = layout.unpack_from(memory, start + _HEAD.size)
+    buffers = [memory[offset : offset + length] for offset, length in zip(numbers[::2], numbers[1::2], strict=True)]
     return value_of(kind, memory[body : body + nbytes], buffers)
 
 

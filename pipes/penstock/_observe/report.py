@@ -181,16 +181,16 @@ def _usual_s(durations: Durations) -> float:
     """The median; or where the work comes in bursts, as behind a `Pack`, the mean without the longest hundredth, which are hiccups."""
     left = kept = durations.count - durations.count // 100 - 1
     total = 0.0
-    for place, n in enumerate(durations.counts):
-        total += min(n, left) * _bin_s(place)
+    for number, n in enumerate(durations.counts):
+        total += min(n, left) * _bin_s(number)
         left -= min(n, left)
     mean = total / kept if kept > 0 else 0.0
     return mean if mean > _BURSTS * durations.p50_s else durations.p50_s
 
 
-def _bin_s(place: int) -> float:
+def _bin_s(number: int) -> float:
     """The middle of a bin of ``Durations.counts``."""
-    return float((4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9)
+    return float((4.5 + number % 4) * 2.0 ** (number // 4 + 1) / 1e9)
 
 
 def _late_share(s: LoaderStatistics) -> float:
@@ -198,8 +198,8 @@ def _late_share(s: LoaderStatistics) -> float:
     late = whole = 0.0
     bound = max(s.load.max_s / 4, s.transform.max_s / 4, 4 * s.waits.p50_s)
     for durations in (s.waits, s.epoch_start_waits):
-        for place, n in enumerate(durations.counts):
-            seconds = n * _bin_s(place)
+        for number, n in enumerate(durations.counts):
+            seconds = n * _bin_s(number)
             whole += seconds
             late += seconds if n and seconds / n >= bound else 0.0
     return late / whole if whole else 0.0

@@ -217,12 +217,12 @@ class Bookmarks:
         found: list[Contradiction] = []
         read_up_to = {} if self._read_up_to is None else self._read_up_to
         for name in self._files():
-            damaged, at, place = 0, read_up_to.get(name, 0), os.path.join(self._folder or "", name)
+            damaged, at, path = 0, read_up_to.get(name, 0), os.path.join(self._folder or "", name)
             try:
-                status = os.stat(place)
+                status = os.stat(path)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:  # anything else may never end
-                    raise OSError(f"{place} is not a regular file of at most {LARGEST} bytes")
-                with open(place, "rb") as file:
+                    raise OSError(f"{path} is not a regular file of at most {LARGEST} bytes")
+                with open(path, "rb") as file:
                     file.seek(at)
                     for line in iter(functools.partial(file.readline, LONGEST), b""):
                         if not line.endswith(b"\n") and len(line) < LONGEST:
@@ -247,7 +247,7 @@ class Bookmarks:
             except OSError as exc:
                 self._warn_once(name, f"{exc}. These bookmarks are ignored, which costs only time.")
             if damaged:
-                self._warn_once(name, f"{damaged} lines of {place} are damaged and ignored. That costs only time.")
+                self._warn_once(name, f"{damaged} lines of {path} are damaged and ignored. That costs only time.")
             read_up_to[name] = at
         self._read_up_to = read_up_to
         return found
@@ -287,13 +287,13 @@ class Bookmarks:
 
     def _check_folder(self) -> None:
         """Refuse an explicitly passed folder that is not writable, before hours are spent on reading."""
-        place = self._folder or ""
-        while not os.path.lexists(place) and place != os.path.dirname(place):
-            place = os.path.dirname(place)
-        if not os.path.isdir(place):
-            raise self._refusal(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place))
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise self._refusal(PermissionError(errno.EACCES, os.strerror(errno.EACCES), place))
+        path = self._folder or ""
+        while not os.path.lexists(path) and path != os.path.dirname(path):
+            path = os.path.dirname(path)
+        if not os.path.isdir(path):
+            raise self._refusal(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path))
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise self._refusal(PermissionError(errno.EACCES, os.strerror(errno.EACCES), path))
 
     def _refusal(self, exc: OSError) -> OSError:
         return type(exc)(

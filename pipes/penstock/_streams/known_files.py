@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
 from penstock._files.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
-from penstock._files.index_file import places_of, read_header, read_offsets
+from penstock._files.index_file import index_paths_of, read_header, read_offsets
 from penstock._files.paths import Reach, compression, expanded, is_remote
 from penstock._streams.stream import over
 from penstock._streams.tables import looked_at
@@ -71,7 +71,7 @@ def known_files(
         if index is not None:
             raise ValueError("index= and counts= exclude each other, because an index contains the counts. Drop one of them.")
     else:
-        found, missing = _indexed(format, files, places_of(files, index))
+        found, missing = _indexed(format, files, index_paths_of(files, index))
         if missing:
             _refuse(missing, len(files), index)
         counts, indices = [found[path][1].records for path in files], found

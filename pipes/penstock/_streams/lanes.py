@@ -86,13 +86,13 @@ class Lanes:
         with lane.lock:
             return lane.item(number)
 
-    def _new(self, place: int) -> _Lane:
+    def _new(self, lane: int) -> _Lane:
         if len(self._lanes) >= (most := most_files()):
             raise ValueError(
                 f"this process reads more than {most} of the {self.deal.lanes} lanes, and each keeps a file open, but it may open only {2 * most} in total. Use fewer lanes, "
                 f"more ranks or worker processes, or raise the limit (ulimit -n)."
             )
-        return _Lane(place, self)
+        return _Lane(lane, self)
 
     def may_speak(self) -> bool:
         """Whether no lane has logged a slow search recently: lanes search one after another, and one line is enough."""
@@ -292,15 +292,15 @@ class _Search:
         self._begun = time.monotonic()
         self._progress: Progress | None = None
 
-    def at(self, place: int) -> None:
-        """Report that the lane is at ``place``."""
+    def at(self, output: int) -> None:
+        """Report that the lane is at ``output``."""
         seconds = time.monotonic() - self._begun
         if self._progress is not None:
-            self._progress.at(place - self._begin)
+            self._progress.at(output - self._begin)
         elif seconds > SLOW_S:
             self._progress = Progress(f"lane {self._lane}: finding item {self._number:,}", self._number - self._begin, "items")
             if self._lanes.may_speak():
-                log.warning(_SLOW, self._lane, seconds, self._number, place)
+                log.warning(_SLOW, self._lane, seconds, self._number, output)
 
     def __enter__(self) -> _Search:
         return self

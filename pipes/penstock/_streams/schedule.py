@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock._files.copies import hashes_of
 from penstock._files.files import fetch
-from penstock._files.paths import kept_in, place_of
+from penstock._files.paths import address_at_source, kept_in
 from penstock._streams.tables import Pieces
 from penstock._workers.errands import Errands
 
@@ -65,7 +65,7 @@ class Schedule:
         self._lanes = lanes
         self._notes = cache.notes
         self._ahead = cache.ahead
-        self._places = {name: place for place, path in enumerate(files) for name in hashes_of(place_of(path))}
+        self._places = {name: number for number, path in enumerate(files) for name in hashes_of(address_at_source(path))}
         self._now = 0.0
         self._last: tuple[int, ...] = ()  # the files requested last, so that a file is not checked again for each of its shards
         self._errands = Errands(self._fetch, "penstock-ahead", _AT_ONCE)
@@ -99,7 +99,7 @@ class Schedule:
             opens = self._opens(pass_)
             is_coming = opens.times > seen[opens.lanes]  # False for NaN
             np.minimum.at(found, self._numbers[opens.shards[is_coming]], opens.times[is_coming])
-        return lambda name: None if (place := self._places.get(name)) is None else float(found[place])
+        return lambda name: None if (number := self._places.get(name)) is None else float(found[number])
 
     def close(self) -> None:
         """Stop fetching, and abort transfers in progress. Idempotent; `opening` starts it again."""

@@ -49,13 +49,13 @@ def step_settings(steps: Sequence[Any]) -> list[dict[str, Any]]:
         TypeError: A step is not callable, or its settings are not JSON.
     """
     said = []
-    for place, step in enumerate(steps):
+    for number, step in enumerate(steps):
         if not callable(step):
-            raise TypeError(f"steps[{place}] is {step!r:.80}, but a step must be a function from an iterator to an iterator.")
+            raise TypeError(f"steps[{number}] is {step!r:.80}, but a step must be a function from an iterator to an iterator.")
         try:
             said.append(json.loads(json.dumps(named(step))))
         except (TypeError, ValueError) as exc:
-            raise TypeError(f"settings() and version of steps[{place}], {named_only(step)}, must be JSON: {exc}") from exc
+            raise TypeError(f"settings() and version of steps[{number}], {named_only(step)}, must be JSON: {exc}") from exc
     return said
 
 
@@ -65,15 +65,15 @@ def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
     Values that are not plain are omitted, and this is logged once.
     """
     found = {}
-    for place, step in enumerate(steps):
+    for number, step in enumerate(steps):
         values = PlainValues()
         if holds := {name: _short(value) for name, value in values.held(step).items()}:
-            found[f"steps[{place}] {named_only(step)}"] = holds
+            found[f"steps[{number}] {named_only(step)}"] = holds
         if values.left_out and first_time(named_only(step), *values.left_out):
             _logger.warning(
                 "steps[%d], %s, holds %s, which a saved state cannot compare: a state would load silently even if it differs. Give the step (or the object) a "
                 "settings() that returns what matters as JSON, or a version.",
-                place,
+                number,
                 named_only(step),
                 ", ".join(values.left_out),
             )
@@ -206,7 +206,7 @@ class PlainValues:
 
     def _dict(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
         places = ((str(name), value, f"{where}.{name}".lstrip(".")) for name, value in values.items())
-        return {name: found for name, value, place in places if (found := self.of(value, place)) is not _OUT}
+        return {name: found for name, value, path in places if (found := self.of(value, path)) is not _OUT}
 
     def _once(self, value: Any, where: str) -> Any:
         """A function, a class or an object. If it occurs inside itself, or again next to its code, its name is enough."""

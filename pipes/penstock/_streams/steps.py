@@ -114,12 +114,12 @@ class Shuffle(Shown):
         left = 0
         block, offsets = -1, [0]
         for arrived, record in enumerate(records):
-            place = run.place
-            if place >> _BLOCK_BITS != block:
-                block = place >> _BLOCK_BITS
+            number = run.place
+            if number >> _BLOCK_BITS != block:
+                block = number >> _BLOCK_BITS
                 offsets = self._offsets(block, *keys)
-            heappush(heap, ((place << 32) + offsets[place & _BLOCK - 1], arrived, run.at, record))
-            while heap and heap[0][0] <= place << 32:  # every later record gets a larger key
+            heappush(heap, ((number << 32) + offsets[number & _BLOCK - 1], arrived, run.at, record))
+            while heap and heap[0][0] <= number << 32:  # every later record gets a larger key
                 _, _, run.at, output = heappop(heap)
                 run.place = left
                 left += 1
@@ -281,13 +281,13 @@ class ShardRun(Iterator[Any]):
 
     def _begin(self) -> None:
         self._stages.append(_numbered(self._iterator, self._cursor, self._ahead))
-        for place, step in enumerate(self._steps):
+        for number, step in enumerate(self._steps):
             items = self._stages[-1]
             if type(step) in _OURS:  # these set the current record themselves, and never call `next` in user code
                 self._stages.append(step(items))  # type: ignore[arg-type]  # our own steps are generators
             else:
                 counts = not getattr(step, "keeps_count", False)
-                self._stages.append(_guarded(step, place, items, self._cursor, counts))
+                self._stages.append(_guarded(step, number, items, self._cursor, counts))
 
 
 _OURS = (Filter, Shuffle, Pack)
@@ -368,14 +368,14 @@ def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool
         close(outputs)
 
 
-def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
+def _opened(step: Step, number: int, items: Any) -> Iterator[Any]:
     try:
         outputs = step(items)
     except Exception as exc:
         if getgeneratorstate(items) == GEN_CREATED:  # no record was read, so the error does not belong to a record
             annotate(
                 exc,
-                f"{_name(step, place)} was called with the iterator over a shard, not with one record. Pass a predicate as penstock.Filter(predicate), "
+                f"{_name(step, number)} was called with the iterator over a shard, not with one record. Pass a predicate as penstock.Filter(predicate), "
                 f"and a function of one record as transform=.",
             )
         raise
@@ -383,11 +383,11 @@ def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
         iterator = iter(outputs)
     except TypeError as exc:
         raise TypeError(
-            f"{_name(step, place)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a generator function, with yield."
+            f"{_name(step, number)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a generator function, with yield."
         ) from exc
     if id(iterator) == id(step):
         raise TypeError(
-            f"{_name(step, place)} returned itself as the iterator. All lanes run the same step at the same time, each over its own shard, so they would take each other's "
+            f"{_name(step, number)} returned itself as the iterator. All lanes run the same step at the same time, each over its own shard, so they would take each other's "
             f"records. Write __call__ as a generator, with yield, and keep its state in local variables."
         )
     return iterator
@@ -401,5 +401,5 @@ def _frames(traceback: TracebackType | None) -> int:
     return frames
 
 
-def _name(step: Step, place: int) -> str:
-    return f"steps[{place}], {getattr(step, '__qualname__', type(step).__qualname__)},"
+def _name(step: Step, number: int) -> str:
+    return f"steps[{number}], {getattr(step, '__qualname__', type(step).__qualname__)},"

@@ -94,10 +94,10 @@ class Histogram:
         words[0] += int(ns.sum())
         words[1] = max(words[1], int(ns.max()))
         fractions, octaves = np.frexp(np.maximum(ns, 8).astype(np.float64))
-        places = (octaves << 2) + (fractions * 8).astype(np.int64) - 18
-        counts = np.bincount(places)
-        for place in np.flatnonzero(counts).tolist():
-            words[place] += int(counts[place])
+        numbers = (octaves << 2) + (fractions * 8).astype(np.int64) - 18
+        counts = np.bincount(numbers)
+        for number in np.flatnonzero(counts).tolist():
+            words[number] += int(counts[number])
 
     def durations(self, slowest: Any = None) -> Durations:
         """The counts so far, as `Durations`."""
@@ -271,8 +271,8 @@ class Totals:
         """The measurements of ``load``, ``transform``, ``collate`` and ``pack``."""
         size, longest = Histogram.WORDS, dict.fromkeys(Meter.STAGES, 0)
         found = {}
-        for place, name in enumerate(Meter.STAGES):
-            start = Meter.HEAD + place * size
+        for number, name in enumerate(Meter.STAGES):
+            start = Meter.HEAD + number * size
             longest[name] = int(max(self._meters[:, start + 1], default=0))
             found[name] = Histogram([self._sums[start], longest[name], *self._sums[start + 2 : start + size]])
         of_sample = "load" if longest["load"] >= longest["transform"] else "transform"

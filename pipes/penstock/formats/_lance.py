@@ -52,16 +52,16 @@ def lance(
         ImportError: pylance is not installed.
     """
     extra("lance", _WHO, _INSTALL)
-    place = os.fspath(uri) if is_remote(os.fspath(uri)) else os.path.abspath(os.fspath(uri))
+    path = os.fspath(uri) if is_remote(os.fspath(uri)) else os.path.abspath(os.fspath(uri))
     options = None if storage_options is None else dict(storage_options)
-    data = _opened(place, version, options)
-    columns = _checked_columns(place, data, names_of(columns))
-    rows = None if filter is None else _passing(place, data, filter)
+    data = _opened(path, version, options)
+    columns = _checked_columns(path, data, names_of(columns))
+    rows = None if filter is None else _passing(path, data, filter)
     length = data.count_rows() if rows is None else len(rows)
     if not length:
         why = "has no rows" if filter is None else f"has no row that satisfies filter={filter!r}"
-        raise ValueError(f"{place} {why} in version={data.version}, of {data.count_rows()}. Pass another one.")
-    return LanceRows(place, data.version, options, columns, rows, length, data)
+        raise ValueError(f"{path} {why} in version={data.version}, of {data.count_rows()}. Pass another one.")
+    return LanceRows(path, data.version, options, columns, rows, length, data)
 
 
 @final

@@ -383,8 +383,8 @@ def _snappy(path: str) -> Any:
 def _unsnapped(data: bytes, shard: _Shard) -> bytes:
     """The bytes of a shard in snappy's raw format, which begins with the decompressed size and can only be decompressed in one piece."""
     stated = 0
-    for place, byte in enumerate(data[:5]):
-        stated |= (byte & 127) << (7 * place)
+    for number, byte in enumerate(data[:5]):
+        stated |= (byte & 127) << (7 * number)
         if byte < 128:
             break
     if stated != shard.raw_nbytes:

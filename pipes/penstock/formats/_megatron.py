@@ -107,12 +107,12 @@ class Documents(Dataset[dict[str, torch.Tensor]]):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        place = operator.index(index)
-        if not -len(self) <= place < len(self):
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
             raise IndexError(f"index {index} is out of bounds for {len(self)} documents")
-        raw = np.empty(self.lengths[place], self._files.dtype)
+        raw = np.empty(self.lengths[number], self._files.dtype)
         if len(raw):
-            self._files.read(raw, int(self._starts[place % len(self)]))
+            self._files.read(raw, int(self._starts[number % len(self)]))
         return {"tokens": torch.from_numpy(raw.astype(np.int64, copy=False))}
 
     def close(self) -> None:
@@ -172,15 +172,15 @@ def _renamed(path: str, ending: str) -> str:
 def _look(path: str) -> _Index:
     """Read the index of a ``.bin``, and check that the two match."""
     check_in_place(path)
-    place = beside(path, _renamed(path, ".idx"))
-    dtype, starts = _read(place)
+    index_path = beside(path, _renamed(path, ".idx"))
+    dtype, starts = _read(index_path)
     seen, nbytes = stamp(path), int(starts[-1]) * dtype.itemsize
     if seen.size != nbytes:
         raise ValueError(
-            f"{path} has {seen.size} bytes, but according to {place} it should have {nbytes}: {starts[-1]} tokens of {dtype.name}. One of them is another version or "
+            f"{path} has {seen.size} bytes, but according to {index_path} it should have {nbytes}: {starts[-1]} tokens of {dtype.name}. One of them is another version or "
             f"incomplete: copy both again, or write them again."
         )
-    return _Index(place, dtype, starts, seen)
+    return _Index(index_path, dtype, starts, seen)
 
 
 def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
