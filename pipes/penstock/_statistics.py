@@ -149,7 +149,7 @@ class NodeStatistics:
         source_wait_s: Seconds spent waiting for its source, including the source's work if that has no thread.
         consumer_wait_s: Seconds spent waiting for a request. With workers or its own thread: seconds in which everything that it may
             read ahead was ready.
-        work_s: Seconds of its own work, over all its workers.
+        work_s: Seconds of work, over all its workers.
         ready: Items ready now.
         ready_mean: Items ready when one was requested, on average.
         depth: The most items that it reads ahead; 0 if it does not read ahead.

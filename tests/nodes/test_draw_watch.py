@@ -10,12 +10,15 @@ import threading
 import time
 import warnings
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from penstock import Loader, Shards, Stream
+from penstock._nodes.draw_watch import DrawWatch
 from penstock.nodes import Batcher, Cycler, Fetch, Node, ParallelMapper, Prefetcher, Sampler
 from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
@@ -240,3 +243,17 @@ def test_the_resume_law_says_it(as_node, seen):
 
     with pytest.raises(AssertionError, match=r"transform .*noisy drew from the global random numbers in worker threads \(random\)"):
         assert_resumes_everywhere(build, steps=25)
+
+
+def test_a_generator_that_is_only_found_is_no_draw():
+    """Seen to fail: a warning without a word, and the watch ended: what drew from it later was not noticed."""
+    states: dict[str, int] = {}
+    work: Any = SimpleNamespace(generators=SimpleNamespace(states=lambda: dict(states)), parts_that_may_draw="it")
+    watch = DrawWatch(work)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for change, said in (({"dataset.rng": 1}, 0), ({"dataset.rng": 2}, 1)):
+            watch.place.waiting(states.update, change)
+            watch.warn([])
+            assert len(caught) == said
+    assert "it drew from a shared generator" in str(caught[0].message)

@@ -41,17 +41,17 @@ class DrawWatch:
         self.said: str | None = None
 
     def warn(self, workers: Collection[int]) -> None:
-        """Warn of what `blocked` has seen, and end the watch.
+        """Warn of what `blocked` has seen; the watch ends with a draw.
 
         Args:
             workers: The threads that were watched.
         """
-        changed = self.blocked.changed
-        self.blocked.off, self.blocked.changed = True, None
+        changed, self.blocked.changed = self.blocked.changed, None
         if changed is None or self.said is not None:  # a thread saw another change just as the watch ended
             return
-        self.said = self._words(*changed, self.blocked.others(workers))
-        warnings.warn(self.said, stacklevel=2)
+        if words := self._words(*changed, self.blocked.others(workers)):  # a generator that has only been found is no draw
+            self.blocked.off, self.said = True, words
+            warnings.warn(words, stacklevel=2)
 
     def words_if_drawn(self, before: Look) -> str:
         """The warning, if the generators changed since ``before``, a `look`, and only workers can have drawn; otherwise empty.

@@ -97,7 +97,7 @@ class PlanSource(Generic[P]):
             self._pool.shutdown()
             raise ClosedError("this loader was closed; build a new one.")
         if self._ordered is None or self._ordered[:2] != (planner, request):
-            self._ordered = planner, request, self._pool.submit((planner, request))
+            self._ordered = planner, request, self._pool.submit(Planning(planner, request))
 
     def resume(self) -> None:
         """Clear an `interrupt`, and drop a plan that was being made when it came. A finished plan is kept, because it may be requested next."""
@@ -121,12 +121,18 @@ class PlanSource(Generic[P]):
             self._pool.shutdown()
 
 
+class Planning(NamedTuple):
+    """A task of the pool; a trace knows it by its name."""
+
+    planner: Any
+    request: PlanRequest
+
+
 class _Work:
     """The work of the pool: makes a plan."""
 
-    def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate) -> Any:
-        planner, request = task
-        return planner(request)
+    def __call__(self, task: Planning, current_row: MutableSequence[int], allocate: Allocate) -> Any:
+        return task.planner(task.request)
 
-    def name(self, task: Any, row: int) -> str:
-        return f"the plan of epoch {task[1].epoch}"
+    def name(self, task: Planning, row: int) -> str:
+        return f"the plan of epoch {task.request.epoch}"
