@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 from worker_pids import worker_pids
 
 import penstock

@@ -352,9 +352,10 @@ def set_timeout(loader: Loader[Any], seconds: float | None) -> None:
 
 
 def pids_of(loader: Loader[Any]) -> list[int]:
-    executor: Any = loader.root.executor  # type: ignore[attr-defined]
-    if executor.method != "ray":
+    workers = next(node.workers for node in loader.statistics().nodes if node.workers is not None)
+    if workers.method != "ray":
         return worker_pids()
+    executor: Any = loader.root.executor  # type: ignore[attr-defined]
     return [
         int(said[1]) for actor in executor._pool._actors if (said := re.search(r"pid (\d+)", actor.where))
     ]  # one that starts has not said it yet

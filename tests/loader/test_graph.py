@@ -93,6 +93,7 @@ def public() -> dict[str, Any]:
         "Sharder": penstock.nodes.Sharder(source, 1, 4),
         "ShardOrder": penstock.orders.ShardOrder([1, 2, 3]),
         "Shards": penstock.Shards(["a" * 1000], list, counts=[3]),
+        "Stream": penstock.Stream(["a" * 1000], list, epoch_size=3),
         "Shuffle": penstock.Shuffle(8),
         "ShuffledOrder": ShuffledOrder(5, 7),
         "SlidingOrder": penstock.orders.SlidingOrder(5, 2),
