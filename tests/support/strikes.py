@@ -102,7 +102,7 @@ class Strikes:
             if os.getpid() != me:
                 return None  # a fork
             code = frame.f_code
-            if not code.co_filename.startswith(self.within) or code.co_name in ("_abandoned", "_retire_all"):
+            if not code.co_filename.startswith(self.within) or {code.co_name, frame.f_back.f_code.co_name} & {"_abandoned", "_retire_all"}:
                 return None  # nothing comes out of a finalizer, nor out of what is called at a fork
             place = (code.co_filename, frame.f_lineno, frame.f_back.f_lineno or 0, 0)
             if self.each_time and event == "line":

@@ -169,10 +169,10 @@ _WAKING_S = 0.1
 
 def when_abandoned(owner: object, act: Callable[[], None]) -> weakref.finalize[Any, Any]:
     """Call ``act`` when ``owner`` is collected, or as the program ends. A fork has no such threads, and may have inherited their locks locked: it does nothing."""
-    return weakref.finalize(owner, _unless_forked, act, os.getpid())
+    return weakref.finalize(owner, _abandoned, act, os.getpid())
 
 
-def _unless_forked(act: Callable[[], None], pid: int) -> None:
+def _abandoned(act: Callable[[], None], pid: int) -> None:
     if os.getpid() == pid:
         act()
 
