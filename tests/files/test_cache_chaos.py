@@ -84,6 +84,7 @@ def follows(seen: list[list[int]], right: list[list[int]]) -> bool:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900 + 30 * REPEATS)
 def test_every_record_is_right_whatever_happens_to_the_folder(tmp_path: Path) -> None:
     """30 s, times ``PENSTOCK_REPEATS``. Fails if a copy is believed that was cut, or is of another file, or if a fault of the folder skips data."""
     rng, folder, places = random.Random(5), tmp_path / "cache", tmp_path / "places"
