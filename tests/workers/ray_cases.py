@@ -443,11 +443,11 @@ def a_job_that_takes_too_long() -> None:
                 threading.Event().wait()
             return i
 
-    with built(Slow(12), 1, shuffle=False, timeout=2) as loader:
+    with built(Slow(12), 1, shuffle=False, timeout=10) as loader:  # a busy machine takes seconds to start the worker
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1, 2, 3]
         said = raised(TimeoutError, lambda: next(batches))
-        assert "waited 2.0 s for the batch of dataset indices [4, 5, 6, 7]" in said
+        assert "waited 10.0 s for the batch of dataset indices [4, 5, 6, 7]" in said
         assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11]]
 
 
