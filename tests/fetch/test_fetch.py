@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import penstock
 from comparison import difference
 from penstock import Loader
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.fetch_task import FetchTask
 from penstock._workers.pool import IDLE
 from penstock.nodes import Fetch, Indices
@@ -110,3 +112,11 @@ def test_it_is_known_which_row_is_being_loaded():
 
     FetchTask(Fetch(Peeking()), 0, seed_global_rngs=False)(batch([4, 5, 6]), cell)
     assert (seen, cell) == ([0, 1, 2], [IDLE])
+
+
+def test_facts_keep_what_the_caller_knew_when_they_are_pickled():
+    """A loader that has not started may be sent to another process. Seen to fail: an iterator was asked again, and read once."""
+    facts = DatasetFacts([1, 2], "forward")
+    again = pickle.loads(pickle.dumps(facts))
+    assert (again.read, again.dataset) == ("forward", [1, 2])
+    assert pickle.loads(pickle.dumps(DatasetFacts([1, 2]))).read == "by index"

@@ -119,7 +119,7 @@ class DatasetFacts:
         return dataset if isinstance(dataset, DatasetFacts) else cls(dataset)
 
     def __reduce__(self) -> Any:
-        return DatasetFacts, (self.dataset,)
+        return DatasetFacts, (self.dataset, vars(self).get("read"))  # what the caller knew; the rest is asked again
 
     @cached_property
     def read(self) -> Read:

@@ -22,6 +22,7 @@ _KINDS: Final = {
 }
 
 
-def kind_of(head: bytes, asked: str = "penstock") -> str:
-    """What a file is that begins like this, to end a sentence with; empty if that is unknown, or read by the function ``asked``."""
-    return next((f" ({said})" for magic, said in _KINDS.items() if head.startswith(magic) and not said.endswith(asked)), "")
+def kind_of(head: bytes, asked: str | None = None) -> str:
+    """What a file is that begins like this, to end a sentence with; empty if that is unknown, or what the format ``asked`` reads."""
+    kind = next((kind for magic, kind in _KINDS.items() if head.startswith(magic)), "")
+    return f" ({kind})" if kind and not (asked and kind.endswith(f"read it by penstock.formats.{asked}")) else ""

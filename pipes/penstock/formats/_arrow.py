@@ -151,7 +151,7 @@ def _look(path: str, columns: list[str] | None) -> Look:
                 ):  # of the other byte order, which only a stream that is read in sequence swaps
                     offsets = None
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
-        raise ValueError(f"{path} is not an Arrow file or stream, or was cut short{kind_of(head, 'formats.arrow')}: {exc}") from exc
+        raise ValueError(f"{path} is not an Arrow file or stream, or was cut short{kind_of(head, 'arrow')}: {exc}") from exc
     return Look(seen, chosen_types(path, schema, columns, names, {}), rows, offsets)
 
 

@@ -144,9 +144,7 @@ def _metadata(path: str, stamp: Stamp) -> Any:
             metadata = _reader(raw).metadata
         except ValueError as exc:
             raw.seek(0)
-            raise ValueError(
-                f"{path} is not a parquet file, or was cut short{kind_of(raw.read(ENOUGH), 'formats.parquet')}: {exc}"
-            ) from exc
+            raise ValueError(f"{path} is not a parquet file, or was cut short{kind_of(raw.read(ENOUGH), 'parquet')}: {exc}") from exc
         raw.seek(-8, os.SEEK_END)
         if int.from_bytes(raw.read(4), "little") == metadata.serialized_size + _SIGNATURE_BYTES:
             raise ValueError(f"{path} has encrypted columns. Write it again without encryption: pyarrow reads it with the keys.")
