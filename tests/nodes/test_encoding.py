@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from resumable import Resumable
 
 from penstock import Loader, StateError
-from penstock._nodes.encoding import TAG, decoded, encoded
+from penstock._fetch.encoding import TAG, decoded, encoded
 from penstock.nodes import Batcher, Cycler, IterableSource, Prefetcher
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock._nodes.first_items import MOST, FirstItems, reads_alike
+from penstock._fetch.first_items import MOST, FirstItems, reads_alike
 
 
 @dataclass
