@@ -109,6 +109,11 @@ class Mix(Shown, ConcatDataset[Any]):
         return sample if self.tag is None else self._tagged(sample, name)
 
     @property
+    def sets_worker_info(self) -> bool:
+        """See `DatasetLike`."""
+        return any(stream.sets_worker_info for stream in self._streams.values())
+
+    @property
     def only_concatenates(self) -> bool:
         """Whether samples are exactly what the sources return, so that array sources can be gathered."""
         return self.tag is None and not self._streams

@@ -39,11 +39,14 @@ class DatasetLike(Protocol):
             ascending order. With several worker processes, each lane then belongs to one worker: a batch is loaded by the workers that own its rows, and their
             samples, which must be picklable, are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
         forward_cuts: The same for rows whose positions in the epoch are equal modulo this number.
+        sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads are refused, and a reader thread reads it only
+            while the consumer waits.
         shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A state loads only if it is the same.
     """
 
     forward_lanes: int | None
     forward_cuts: int | None
+    sets_worker_info: bool
     shard_names: str | None
 
     def __len__(self) -> int:
@@ -221,6 +224,11 @@ class DatasetFacts:
     def cuts(self) -> int | None:
         """The number of lanes per epoch, determined in the same way."""
         return _number(getattr(self.dataset, "forward_cuts", None))
+
+    @property
+    def sets_worker_info(self) -> bool:
+        """See `DatasetLike`."""
+        return getattr(self.dataset, "sets_worker_info", False) is True
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -96,7 +96,7 @@ class RankNotes:
     @classmethod
     def of(cls, positions: Positions, sharder: Sharder[Any] | None) -> RankNotes | None:
         """The notes of a loader, if its ranks share a source that only other ranks can judge, and may come from a process group."""
-        if sharder is None or type(positions.first).note is FirstNode.note or not sharder.may_have_members:
+        if sharder is None or not positions.first.has_notes or not sharder.may_have_members:
             return None
         return cls(positions, sharder)
 

@@ -86,6 +86,11 @@ class Executor:
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
         self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
+        if self._threaded and isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info:
+            raise ValueError(
+                f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, but torch has one worker info per process, so threads "
+                f'could not read at the same time, and your loop would see it. Use method="process", or num_workers=0.'
+            )
         if self.epoch_aware and self._threaded:
             raise ValueError(
                 f"{type(self.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "

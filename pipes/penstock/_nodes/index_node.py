@@ -198,6 +198,11 @@ class FirstNode(IndexNode[T]):
         """
         return ()
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether only other ranks can tell that this source is right, so that `note` is worth asking."""
+        return type(self).note is not FirstNode.note
+
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         """Settings that depend on ``place``, as for a `ScheduledOrder`. None is the end of ``epoch``. Accepts unchecked places."""
         return {}

@@ -53,7 +53,8 @@ class InlineWork:
         # A function may change its item; a sample can be loaded again.
         self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
-        self._draws = seed_global_rngs == "always"
+        # What belongs to the whole process is not touched while the consumer works, neither its generators nor torch's worker info.
+        self._draws = seed_global_rngs == "always" or (isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info)
         self._watch = GlobalRngSnapshot()
 
     def __call__(self, task: Any, allocate: Allocate) -> Any:

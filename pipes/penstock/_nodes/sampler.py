@@ -55,6 +55,7 @@ class Sampler(FirstNode[Indices]):
         self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
         # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
         self._looks_ahead = isinstance(order, PlainOrder) and not isinstance(order, ScheduledOrder | ContinuingOrder | PlannedOrder)
+        self._marks = order.marks if isinstance(order, PlainOrder) else None
         self._planned = order if isinstance(order, PlannedOrder) else None
         self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
@@ -139,6 +140,13 @@ class Sampler(FirstNode[Indices]):
             return {}
         origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
         return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
+
+    @property
+    def has_notes(self) -> bool:
+        return self._marks is not None
+
+    def note(self, place: State) -> tuple[int, ...]:
+        return () if self._marks is None else self._marks()
 
     def take(self) -> None:
         """See `PlainOrder.take`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
+from functools import partial
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -15,7 +18,7 @@ from penstock._random.permutation import by_group
 from penstock._random.splitmix import GAMMA, mixed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from fractions import Fraction
 
     from penstock._random.mix_stages import Weights
@@ -78,6 +81,8 @@ class InterleavedMixOrder(PlainOrder):
         self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": checksum_of(said)}
         if held:
             self._said["held"] = shortened(held)
+        marks = [order.marks for order in self._orders if isinstance(order, PlainOrder) and order.marks is not None]
+        self.marks = partial(_all_of, marks) if marks else None
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `ContinuingOrder`: ``positions`` count from the beginning of training."""
@@ -121,3 +126,12 @@ class InterleavedMixOrder(PlainOrder):
             if not isinstance(order, ContinuingOrder) and (chosen := np.flatnonzero(sources == source)).size:
                 at[chosen] = over_passes(order, len(order), 0, numbers[chosen] * self.lanes + lane)
         return (at * len(self.names) + sources) * self.lanes + lane
+
+
+def _all_of(marks: list[Callable[[], tuple[int, ...]]]) -> tuple[int, ...]:
+    """One mark for each choice of one from each source, so that two ranks have one in common if they have one of every source."""
+    choices = product(*(of_source() for of_source in marks))
+    return tuple(zlib.crc32(repr(choice).encode()) for choice in islice(choices, _MOST_MARKS))
+
+
+_MOST_MARKS = 1024

@@ -93,15 +93,24 @@ class InterleavedOrder(PlainOrder):
         epoch_size: Items in an epoch, from 1 to 2**56.
         settings: JSON that identifies the data.
         take: Called by `take`: the data is then read in this order, and can be read in no other.
+        marks: See `PlainOrder`.
     """
 
     __module__ = "penstock._random.lane_order"
 
-    def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None, take: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        epoch_size: int,
+        settings: dict[str, Any] | None = None,
+        take: Callable[[], None] | None = None,
+        marks: Callable[[], tuple[int, ...]] | None = None,
+    ) -> None:
         self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._said = {"order": "lanes", "length": self._n, "lanes": self.lanes, **(settings or {})}
         self._take = take
+        self.marks = marks
 
     def take(self) -> None:
         """See `PlainOrder.take`."""

@@ -8,6 +8,7 @@ without computing those before them. So a checkpoint is a position, and resuming
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Final, final
 
 import numpy as np
@@ -23,10 +24,15 @@ LONGEST: Final = 2**56
 
 
 class PlainOrder(Shown):
-    """What orders share: their length, and their settings, which are in ``_said``."""
+    """What orders share: their length, and their settings, which are in ``_said``.
+
+    Attributes:
+        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None if there is nothing of the kind.
+    """
 
     _n: int
     _said: dict[str, Any]
+    marks: Callable[[], tuple[int, ...]] | None = None
 
     def __len__(self) -> int:
         return self._n

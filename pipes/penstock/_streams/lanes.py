@@ -191,7 +191,7 @@ class _Lane:
         while True:
             if self._run is None:
                 self._skip_to(number, search)
-                self._open()
+                self._open(number)
             while (value := self._output()) is not _END:
                 self._next += 1
                 if self._next > number:
@@ -225,9 +225,10 @@ class _Lane:
         pass_, shard = self._lanes.deal[self._deal]
         return self._lanes.known.outputs(shard, pass_, rely=rely)
 
-    def _open(self) -> None:
+    def _open(self, number: int) -> None:
         pass_, shard = self._lanes.deal[self._deal]
-        self._run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
+        run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
+        self._run, self._next = run, self._first + run.begin_near(number - self._first)
         self._cut = False
         # A shard that an error cut short stays so, even if the error has passed, because every later number depends on it.
         self._most = self._outputs() if self._lanes.skips else None

@@ -175,6 +175,23 @@ class ShardRun(Iterator[Any]):
                 self._cursor.facts.drew_randomness = True
             shuffled = shuffled or (type(step) is Shuffle and step.window > 1)
 
+    def begin_near(self, output: int) -> int:
+        """Skip outputs before ``output``, if the records can go there by themselves. Returns how many; 0 with steps, which may hold some."""
+        seek = getattr(self._records, "seek", None)
+        if self._steps or seek is None or not output:
+            return 0
+        token = current.set(self._cursor)
+        try:
+            number: int = seek(output)
+        finally:
+            current.reset(token)
+        self._cursor.records, self._cursor.at = number, RecordId(number)
+        return number
+
+    def differs_by_pass(self) -> None:
+        """The records of the shard may differ from pass to pass."""
+        self._cursor.facts.drew_randomness = True
+
     @property
     def owes(self) -> bool:
         """Whether to call `read_ahead` for the last output, because it may have come without a record being read."""

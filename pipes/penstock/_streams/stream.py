@@ -1,4 +1,4 @@
-"""Stream: a dataset over shards whose lengths are unknown, or whose records are filtered, split or joined during reading. Endless, and cut into epochs of a fixed size."""
+"""Stream: an ``IterableDataset``, or shards whose lengths are unknown or whose records are filtered, split or joined during reading. Endless, cut into epochs of a fixed size."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from penstock._streams.sharded import FileOptions, FormatOptions, Sharded, Strea
 from penstock._streams.shards import Shards
 from penstock._streams.step_identity import code_hash, step_settings, step_values
 from penstock._streams.steps import ShardRun
+from penstock._streams.worker_shares import WorkerShares, shares_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     import numpy.typing as npt
+    from torch.utils.data import IterableDataset
 
     from penstock._random.order import Order
     from penstock._random.orders import PlainOrder
@@ -41,7 +43,15 @@ if TYPE_CHECKING:
 
 @final
 class Stream(Sharded):
-    """An endless stream over shards, whose records are filtered, split or joined on the way (``steps``), or whose number is unknown. Pass it to `Loader.from_dataset` or `Mix`.
+    """An endless stream over shards, whose records are filtered, split or joined on the way (``steps``), or whose number is unknown; or over an ``IterableDataset``.
+    Pass it to `Loader.from_dataset` or `Mix`.
+
+    **An IterableDataset**, ``Stream(dataset, lanes=…, epoch_size=…)``, must split itself by ``torch.utils.data.get_worker_info``. Its shards are what ``lanes`` workers of a
+    `DataLoader` would yield: in pass p, lane k reads worker ``(k + p) mod lanes``, from a fresh copy of the dataset that was told the pass by its ``set_epoch(p)``, if it has
+    one. So the items of the first pass, until the first worker has no more, are those of ``DataLoader(dataset, num_workers=lanes, batch_size=None)``, with any number of real
+    workers and ranks. Each item is read with the global generators seeded by (seed, pass, worker, number). If the dataset, or its iterator, has ``state_dict`` and
+    ``load_state_dict``, a resume need not read the pass again up to its position: such a state is kept together with checksums of the items that came next, and used only if it
+    leads to them. With ``steps``, which hold records of their own, states are not used.
 
     Each of the ``lanes`` reads whole shards, one after another, pass after pass, and the lanes yield items in turn; see `InterleavedOrder`. Every record appears
     once per pass. The boundary between two passes depends on the lengths, so an epoch is a fixed number of items and continues where the previous epoch
@@ -51,19 +61,19 @@ class Stream(Sharded):
     Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. A process has one shard per lane open, and with a `Shuffle` the next one.
 
     Args:
-        shards: See `Shards`.
+        shards: See `Shards`; or an ``IterableDataset``, without ``open``.
         open: See `Shards`; what it returns is iterated over.
         epoch_size: Items in an epoch, over all ranks, from 1 to 2**56.
         steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`, `Shuffle`, `Pack`, or your own generator
             functions. They must be deterministic. The iterator ends at the end of the shard.
         lanes: At most the number of shards; the default is that of `ShardOrder`, shuffled or not. For a large job choose a multiple of the number of ranks, and at least as many
-            lanes per rank as it has workers, to keep them all busy.
+            lanes per rank as it has workers, to keep them all busy. Required for an ``IterableDataset``: the number of workers that it sees, at most the number of its own shards.
         most_lanes: See `Shards`.
         name: See `Shards`.
         settings: JSON that must match when a state is loaded, in addition to the steps.
         transform: See `Shards`. It comes after the steps.
         bookmarks: A folder that records how many outputs each shard had; True: a folder in the user's cache, unless the shards are numbers, which do not
-            identify their contents; False: none. Ranks on several machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints.
+            identify their contents; False: none. For an ``IterableDataset``, the folder keeps its states as well, and without one they last as long as the stream. Ranks on several machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints.
             Bookmarks affect only how long a resume takes.
         retries: How many times in a row to reopen a shard after an ``OSError``, with growing pauses.
         on_error: ``"skip"`` skips records that cannot be read, and the rest of a shard from its first error on (all of it, if it is missing), with a warning.
@@ -72,6 +82,7 @@ class Stream(Sharded):
     Raises:
         ValueError: An argument is out of bounds. On reading: the steps yield nothing.
         TypeError: ``shards`` is a single path; ``open`` or a step is not callable; or an argument is unknown, or one of `Shards`.
+        GraphError: An ``IterableDataset`` is known to split itself by rank. On reading: it cannot be copied, or does not split itself by worker.
         StateMismatch: On reading: the number of outputs of a shard has changed.
     """
 
@@ -84,8 +95,8 @@ class Stream(Sharded):
 
     def __init__(
         self,
-        shards: Sequence[Any] | int,
-        open: Callable[..., Any],
+        shards: Sequence[Any] | int | IterableDataset[Any],
+        open: Callable[..., Any] | None = None,
         *,
         epoch_size: int,
         steps: Sequence[Step] = (),
@@ -99,6 +110,10 @@ class Stream(Sharded):
         on_error: Literal["raise", "skip"] = "raise",
         **files: Unpack[FileOptions],
     ) -> None:
+        self._shares: WorkerShares | None = None
+        if open is None:
+            self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"most_lanes": most_lanes, **files})
+            shards, open, settings = shares.lanes, shares.run, {"dataset": shares.name, **(settings or {})}
         super().__init__(shards, open, name, settings, transform, files)
         if callable(steps):
             raise TypeError(f"steps={steps!r:.80} is a single step, but must be a list of steps: steps=[…].")
@@ -142,7 +157,13 @@ class Stream(Sharded):
         return cls(-(-length // piece), open, epoch_size=epoch_size, name="piece", settings=settings, **options)
 
     def details(self) -> dict[str, Any]:
-        return {"shards": len(self.shards), "epoch_size": self._length, "lanes": self.forward_lanes}
+        what = {"shards": len(self.shards)} if self._shares is None else {"dataset": self._shares.name}
+        return {**what, "epoch_size": self._length, "lanes": self.forward_lanes}
+
+    @property
+    def sets_worker_info(self) -> bool:
+        """See `DatasetLike`."""
+        return self._shares is not None
 
     def __len__(self) -> int:
         return self._length
@@ -169,17 +190,22 @@ class Stream(Sharded):
 
     def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
         """The order of the items; see `DatasetLike`. A stream can be read in only one order, because it determines what an index refers to."""
+        if shuffle and self._shares is not None:
+            raise ValueError(
+                f"shuffle=True cannot shuffle {self._shares.name}, which is read from its beginning. Leave it out, and shuffle in the dataset (by set_epoch), or with steps=[penstock.Shuffle(…)]."
+            )
         said = {"shards": len(self.shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = shortened(step_values(self._steps))
         if self._settings is not None:
             said["data"] = self._settings
-        return InterleavedOrder(self.forward_lanes, self._length, said, functools.partial(self._take, shuffle, seed))
+        note = None if self._shares is None else self._shares.marks
+        return InterleavedOrder(self.forward_lanes, self._length, said, functools.partial(self._take, shuffle, seed), note)
 
     def _take(self, shuffle: bool, seed: int) -> None:
         if not self._ordered:
             self._deal = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed)
-            self._schedule = schedule_of(self.shards, self._deal.opens, self._deal.lanes)
+            self._schedule = None if self._shares is not None else schedule_of(self.shards, self._deal.opens, self._deal.lanes)
             self._ordered = True
             # A named shard is bound to its file by its key; for a numbered shard, `open` must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._opener)])
@@ -199,6 +225,8 @@ class Stream(Sharded):
         return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
+        if self._shares is not None:
+            return self._shares.run(shard, pass_, self._deal.seed, closing, self._steps, self._retries)
         if self._schedule is not None:
             self._schedule.opening(pass_, shard)
         # The version that this process saw first: formats read no other, if the store can be asked for a version.
@@ -209,7 +237,7 @@ class Stream(Sharded):
         return ShardRun(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard, given=self.shards[shard])
 
     def _label(self, shard: int) -> str:
-        return f"{self._name} {self.shards[shard]}"
+        return f"{self._name} {self.shards[shard]}" if self._shares is None else self._shares.label(shard)
 
     @property
     def _is_numbered(self) -> bool:
@@ -218,7 +246,7 @@ class Stream(Sharded):
 
     def _known(self) -> Bookmarks:
         if self._bookmarks is True:
-            folder: Any = None if self._is_numbered else default_folder()
+            folder: Any = default_folder() if not self._is_numbered else None if self._shares is None else self._shares.folder
         else:
             folder = None if self._bookmarks is False else self._bookmarks
         binding = {"steps": self._code, "name": self._name, "data": self._settings}

@@ -1,0 +1,93 @@
+"""DatasetCopies: copies of a dataset within one process, each with a position of its own."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from penstock._errors import GraphError, is_own_error
+
+LARGE: Final = 2**16
+"""Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
+_SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
+
+
+@final
+class DatasetCopies:
+    """Makes copies of ``dataset`` as it is when the first one is made, in each process.
+
+    Copies share functions, classes, and arrays and tensors over 64 KB: one copy of a 10 GB array per lane would not fit, and of a memory map it would be read
+    whole. A shared array cannot be written to, because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
+
+    A walk over what the user's objects hold ends here (`held`): nobody else may seed a generator that copies begin with.
+
+    Args:
+        dataset: Anything that pickle can copy. Its functions may be local ones.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._pickled: tuple[bytes, list[Any]] | None = None
+        self._versions: list[tuple[Any, int]] = []
+
+    def __call__(self) -> Any:
+        """Another copy.
+
+        Raises:
+            GraphError: It cannot be copied.
+        """
+        if self._pickled is None:
+            self._pickled = self._as_it_is()
+            self._versions = [(one, one._version) for one in self._pickled[1] if isinstance(one, torch.Tensor)]
+        return _Unpickler(*self._pickled).load()
+
+    def changed(self) -> bool:
+        """Whether a shared tensor was changed in place."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "_pickled": None, "_versions": []}
+
+    def _as_it_is(self) -> tuple[bytes, list[Any]]:
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        try:
+            pickler.dump(self.dataset)
+        except Exception as exc:
+            if not is_own_error(exc):
+                raise
+            raise GraphError(
+                f"{type(self.dataset).__name__} cannot be copied ({type(exc).__name__}: {exc}), but each lane reads a copy with a position of its own. Open files "
+                f"and connections, and make generators and locks, in __iter__."
+            ) from exc
+        return file.getvalue(), pickler.shared
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.shared: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if isinstance(obj, np.ndarray) and obj.nbytes > LARGE and not obj.dtype.hasobject:
+            obj = obj.view()
+            obj.flags.writeable = False
+        elif not isinstance(obj, _SHARED) and not (isinstance(obj, torch.Tensor) and obj.nbytes > LARGE):
+            return None
+        self.shared.append(obj)
+        return len(self.shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes, shared: list[Any]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._shared = shared
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._shared[number]
