@@ -96,3 +96,14 @@ def pack(items: Sequence[Any]) -> Any:
         np.array([item.positions for item in items], dtype=np.int64),
         np.array(values, dtype=np.int64) if integers else values,
     )
+
+
+@final
+class Nothing:
+    """The value of an index at which the worker found nothing: its source could not know that the epoch ends before it. See `FirstNode.absent`."""
+
+    __slots__ = ("epoch", "slot")
+
+    def __init__(self, epoch: int, slot: int) -> None:
+        self.epoch = epoch
+        self.slot = slot

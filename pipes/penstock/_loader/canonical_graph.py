@@ -27,6 +27,7 @@ from penstock._nodes.sharder import Sharder
 from penstock._random.order import ContinuingOrder
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
 
     import torch
@@ -78,6 +79,8 @@ class FromDataset(DataLoaderWords):
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
         split: Literal["items", "own", "within"] | None = None,
+        lanes: int | None = None,
+        bookmarks: str | os.PathLike[str] | None = None,
         tail: Tail | None = None,
         plan_ahead: bool = True,
         seed_global_rngs: bool | Literal["always"] = True,
@@ -132,6 +135,9 @@ class FromDataset(DataLoaderWords):
                 batch sampler that yields the indices of this rank: ``"own"``.
                 Streams need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream splits
                 itself); see `IterableSource`.
+            lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches that so many workers of a ``DataLoader`` would make,
+                read by ``num_workers`` processes, and resumed with any number of them. On one rank; for several, and for a stream without epochs, see `Stream`.
+            bookmarks: With ``lanes``, a folder that keeps states of the dataset from run to run, so that a resume need not read the epoch again up to its position.
             tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
                 `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or a `Stream`. No effect with ``split="own"``.
 
@@ -173,10 +179,30 @@ class FromDataset(DataLoaderWords):
         default: Callable[[Any], Any] = default_collate if batch_size is not None else default_convert
         # A __getitems__ may return what only torch's function takes for samples.
         in_place = collate_fn is None or (collate_fn is default and not facts.has_getitems)
-        map_fn = _map_fn(facts, groups, batch_size, None if in_place else collate_fn, transform)
+        own_collate = None if in_place else collate_fn
         runs_user_code = facts.read != "forward" or not in_place or transform is not None or has_registered()
 
-        source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
+        source: Node[Any]
+        map_fn: Callable[[Any], Any]
+        if lanes is None and bookmarks is None:
+            source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
+            map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
+        else:
+            from penstock._loader.in_lanes import in_lanes
+
+            source, shares, map_fn = in_lanes(
+                facts,
+                lanes,
+                shares,
+                own_collate,
+                transform,
+                seed=its_seed,
+                bookmarks=bookmarks,
+                seed_global_rngs=bool(seed_global_rngs),
+                in_order=in_order,
+                on_error=on_error,
+            )
+            seed_global_rngs = bool(seed_global_rngs) and runs_user_code and "always"  # a batch cannot be read twice, and its items are seeded as they are read
 
         root, mapper = _graph_of(
             _dealt(source, shares),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from penstock._fetch.indices import Nothing
+
 T = TypeVar("T", covariant=True)
 
 
@@ -197,6 +199,17 @@ class FirstNode(IndexNode[T]):
         Asked only about a place where reading began, after something was read. Thread-safe; see `RankNotes`.
         """
         return ()
+
+    who_deals = (
+        "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. With split='items', every rank reads all of it "
+        "and keeps its share. With split='own', it gives each rank its own share, and the loader splits nothing. Pass split to from_dataset, or to the "
+        "source: IterableSource(..., split=...)."
+    )
+    """What to say to several ranks if ``sharded_by`` is None."""
+
+    def absent(self, found: Nothing) -> None:
+        """A worker found nothing at an item of this source, which so far could not know that. Called before a later item is delivered."""
+        raise GraphError(f"{type(self).__name__} has no empty items")
 
     @property
     def has_notes(self) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 from penstock._errors import GraphError, Once, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
+from penstock._fetch.indices import Nothing
 from penstock._fetch.shared_values import SharedValues
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.executor import Executor, samples_of
@@ -147,7 +148,7 @@ class ParallelMapper(Node[T]):
         self.in_order = in_order
         self._options = options
         self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
-        first = index_of(self.source).first
+        self._first = first = index_of(self.source).first
         self.executor.generators.leave(sampler=getattr(first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
         roots = {"iterable": getattr(first, "iterable", None), **self.executor.generators.roots, "worker_init_fn": worker_init_fn}
@@ -197,27 +198,34 @@ class ParallelMapper(Node[T]):
 
     def next(self) -> T:
         window, executor = self._window, self.executor
-        if self._at_once and window.is_clear and (now_done := self._done_at_once()) is not _HELD:
-            return cast("T", now_done)
-        if window.unsettled:
-            window.settle()  # the last call raised; its item counts as delivered only now, so that a state saved in between retries it
-        self._fill(executor.limit_before())
-        entry = self._awaited()
-        job = entry.job
-        if job is None and not isinstance(entry.value, BaseException):
-            executor.epoch_ended()
-            window.deliver(entry)
-            return cast("T", entry.value)  # the end-of-epoch marker
-        try:
-            value = self._value(job) if job is not None else entry.raise_value()
-        except Exception:
-            window.fail(entry)
-            self._errors += 1
-            raise
-        if more := executor.limit_after(value):  # may warn, and so may raise: then the batch is not lost
-            self._fill(more)  # now, so that the workers are busy while the caller trains
-        window.deliver(entry)  # the last step: see the top of this file
-        return value
+        while True:
+            if self._at_once and window.is_clear and (now_done := self._done_at_once()) is not _HELD:
+                if type(now_done) is not Nothing:
+                    return cast("T", now_done)
+                continue
+            if window.unsettled:
+                window.settle()  # the last call raised; its item counts as delivered only now, so that a state saved in between retries it
+            self._fill(executor.limit_before())
+            entry = self._awaited()
+            job = entry.job
+            if job is None and not isinstance(entry.value, BaseException):
+                executor.epoch_ended()
+                window.deliver(entry)
+                return cast("T", entry.value)  # the end-of-epoch marker
+            try:
+                value = self._value(job) if job is not None else entry.raise_value()
+            except Exception:
+                window.fail(entry)
+                self._errors += 1
+                raise
+            if type(value) is Nothing:
+                self._first.absent(value)
+                window.deliver(entry)
+                continue
+            if more := executor.limit_after(value):  # may warn, and so may raise: then the batch is not lost
+                self._fill(more)  # now, so that the workers are busy while the caller trains
+            window.deliver(entry)  # the last step: see the top of this file
+            return value
 
     def get_state(self) -> State:
         window = self._window
@@ -413,6 +421,8 @@ class ParallelMapper(Node[T]):
             self._at = place
             window.push(Entry(None, Job(item, exc), place))
             return _HELD
+        if type(value) is Nothing:
+            self._first.absent(value)
         executor.tasks += 1  # `Executor.count`, inlined
         executor.samples += samples_of(item)
         self._at = window.base = place  # the last step: see the top of this file

@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
-_WHO_DEALS = (
-    "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. With split='items', every rank reads all of it "
-    "and keeps its share. With split='own', it gives each rank its own share, and the loader splits nothing. Pass split to from_dataset, or to the "
-    "source: IterableSource(..., split=...)."
-)
-
 
 @final
 class Sharder(IndexNode[T]):
@@ -117,7 +111,7 @@ class Sharder(IndexNode[T]):
             items, behind = source.read(_inner(place), n)
             return items, self._owned(behind)
         if self.facts.sharded_by is None:
-            raise GraphError(_WHO_DEALS.format(source=self.facts.settings.get("source", "the source"), world_size=world_size))
+            raise GraphError(self.first.who_deals.format(source=self.facts.settings.get("source", "the source"), world_size=world_size))
         if self._split == "within":
             items, behind = source.read(place, n)
             return [self._places(batch, rank, world_size) for batch in items], behind

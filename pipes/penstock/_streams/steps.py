@@ -188,6 +188,17 @@ class ShardRun(Iterator[Any]):
         self._cursor.records, self._cursor.at = number, RecordId(number)
         return number
 
+    def applied(self, function: Callable[[Any], Any], output: Any) -> Any:
+        """``function(output)`` for the last output, which is ``penstock.sample()`` meanwhile."""
+        token = current.set(self._cursor)
+        try:
+            return function(output)
+        except BaseException as exc:
+            annotate(exc, f"at record {self._cursor.at.number} of shard {self._shard}")
+            raise
+        finally:
+            current.reset(token)
+
     def differs_by_pass(self) -> None:
         """The records of the shard may differ from pass to pass."""
         self._cursor.facts.drew_randomness = True
