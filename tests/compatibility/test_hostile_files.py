@@ -33,9 +33,9 @@ from megatron_files import index
 from penstock import Cached, StateError, filtered, formats
 from penstock.__main__ import main
 from penstock._datasets.cache_record import FOOTER
+from penstock._fetch.encoding import _READ, TAG, decoded
 from penstock._files.files import stamp
 from penstock._files.index_file import write_index
-from penstock._fetch.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
 from penstock.formats import jsonl, mds, megatron_documents, tar, tokens
 from penstock.formats._tar import sample_offsets

@@ -202,7 +202,9 @@ class FromDataset(DataLoaderWords):
                 in_order=in_order,
                 on_error=on_error,
             )
-            seed_global_rngs = bool(seed_global_rngs) and runs_user_code and "always"  # a batch cannot be read twice, and its items are seeded as they are read
+            seed_global_rngs = (
+                bool(seed_global_rngs) and runs_user_code and "always"
+            )  # a batch cannot be read twice, and its items are seeded as they are read
 
         root, mapper = _graph_of(
             _dealt(source, shares),

@@ -37,7 +37,9 @@ def in_lanes(
         TypeError: The dataset is no ``IterableDataset``.
     """
     if lanes is None:
-        raise ValueError(f"bookmarks={bookmarks!r} keeps states of an IterableDataset that is read in lanes. Pass lanes= as well, or leave bookmarks out.")
+        raise ValueError(
+            f"bookmarks={bookmarks!r} keeps states of an IterableDataset that is read in lanes. Pass lanes= as well, or leave bookmarks out."
+        )
     if shares.split is not None:
         raise ValueError(
             f"lanes={lanes!r} and split={shares.split!r} exclude each other: lanes split the dataset by worker. Leave split out; or leave lanes out, to read the dataset in the "
@@ -55,7 +57,8 @@ def in_lanes(
     folder = None if bookmarks is None else os.path.abspath(bookmarks)
     of = WorkerShares(facts.dataset, lanes, endless=False, folder=folder, seed_global_rngs=seed_global_rngs)
     batches = ShareBatches(of, shares.batch_size, shares.drop_last, collate_fn, transform, seed)
-    return SlotSource(batches), shares._replace(batch_size=None, tail=shares.tail or "drop"), Fetch(batches, _as_it_is)
+    source = SlotSource(facts, of.lanes, batches.size, shares.drop_last, seed)
+    return source, shares._replace(batch_size=None, tail=shares.tail or "drop"), Fetch(batches, _as_it_is)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch
 from penstock._fetch.dataset_facts import DatasetFacts, length
-from penstock._fetch.indices import Indices
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import FirstItems
+from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch

@@ -213,7 +213,7 @@ class ParallelMapper(Node[T]):
                 window.deliver(entry)
                 return cast("T", entry.value)  # the end-of-epoch marker
             try:
-                value = self._value(job) if job is not None else entry.raise_value()
+                value: Any = self._value(job) if job is not None else entry.raise_value()
             except Exception:
                 window.fail(entry)
                 self._errors += 1
@@ -225,7 +225,7 @@ class ParallelMapper(Node[T]):
             if more := executor.limit_after(value):  # may warn, and so may raise: then the batch is not lost
                 self._fill(more)  # now, so that the workers are busy while the caller trains
             window.deliver(entry)  # the last step: see the top of this file
-            return value
+            return cast("T", value)
 
     def get_state(self) -> State:
         window = self._window

@@ -18,9 +18,9 @@ from torch.utils.data import Sampler
 from penstock._arguments import checksum
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_facts import is_stateful
+from penstock._fetch.encoding import TAG, decoded, encoded
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.self_splitting import wrapped
-from penstock._fetch.encoding import TAG, decoded, encoded
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
 

@@ -12,11 +12,11 @@ from torch.utils.data import BatchSampler
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.dataset_facts import length
+from penstock._fetch.first_items import reads_alike
 from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
 from penstock._nodes.epoch_planner import EpochPlanner
-from penstock._fetch.first_items import reads_alike
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource

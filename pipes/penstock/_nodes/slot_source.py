@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from penstock._fetch.dataset_facts import DatasetFacts
     from penstock._fetch.indices import Nothing
-    from penstock._streams.share_batches import ShareBatches
 
 
 @final
@@ -32,15 +32,15 @@ class SlotSource(FirstNode[Indices]):
         "which any number of ranks share, as the dataset. Or, to read all of it on every rank, in the training process: split='items', without lanes."
     )
 
-    def __init__(self, batches: ShareBatches) -> None:
-        self._batches = batches
-        self._lanes = batches.forward_lanes
+    def __init__(self, facts: DatasetFacts, lanes: int, batch_size: int, drop_last: bool, seed: int) -> None:
+        self._name, self._dataset = facts.name, facts.dataset
+        self._lanes, self._batch_size, self._drop_last = lanes, batch_size, drop_last
         self._ends: tuple[int, dict[int, int]] = (-1, {})  # of an epoch: the first slot of each ended lane that is known to be empty
-        settings = {"source": batches.shares.name, "lanes": self._lanes, "batch_size": batches.size, "drop_last": batches.drops_last}
-        super().__init__(Facts({**settings, "stream_seed": batches.seed}, sharded_by=None))
+        settings = {"source": self._name, "lanes": lanes, "batch_size": batch_size, "drop_last": drop_last, "stream_seed": seed}
+        super().__init__(Facts(settings, sharded_by=None))
 
     def details(self) -> dict[str, Any]:
-        return {"dataset": self._batches.shares.name, "lanes": self._lanes}
+        return {"dataset": self._name, "lanes": self._lanes}
 
     def absent(self, found: Nothing) -> None:
         ends = self._ends[1] if self._ends[0] == found.epoch else {}
@@ -55,8 +55,8 @@ class SlotSource(FirstNode[Indices]):
 
     def claimed(self, epoch: int) -> int | None:
         """By the ``__len__`` of the dataset, as for a `DataLoader`."""
-        items, size = length(self._batches.shares.dataset), self._batches.size
-        return None if items is None else items // size if self._batches.drops_last else -(-items // size)
+        items, size = length(self._dataset), self._batch_size
+        return None if items is None else items // size if self._drop_last else -(-items // size)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Indices], State]:
         taken: list[Indices] = []
@@ -66,7 +66,7 @@ class SlotSource(FirstNode[Indices]):
         return taken, place
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[Indices]:
-        raise GraphError(f"{self._batches.shares.name} cannot be read by position")
+        raise GraphError(f"{self._name} cannot be read by position")
 
     def check(self, state: Any) -> None:
         fields(state, epoch=int, slot=int)

@@ -8,8 +8,7 @@ without computing those before them. So a checkpoint is a position, and resuming
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,9 @@ import torch
 
 from penstock._arguments import Shown, checksum, whole_number
 from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Permutation = npt.NDArray[np.signedinteger[Any]]
 

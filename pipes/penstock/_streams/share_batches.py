@@ -14,7 +14,7 @@ from penstock._errors import SourceError, is_own_error
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
-from penstock._streams.share_reader import LaneInfo, seen_as
+from penstock._streams.share_reader import LaneInfo, Share, seen_as
 from penstock._workers.lifetime import Closing
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ShareBatches:
         self.shares = shares
         self.seed = seed
         self.size = batch_size or 1
-        self.drops_last = drop_last
+        self.drop_last = drop_last
         self._batched = batch_size is not None
         self._fetch = Fetch(None, collate_fn)
         self._transform = transform
@@ -101,7 +101,7 @@ class _Lane:
         self._at = 0
         self._batches: int | None = None  # in this epoch, once known
         self._failed: tuple[int, Exception] | None = None  # the batch in this epoch that could not be read
-        self.info = LaneInfo(id=worker, num_workers=of.forward_lanes, seed=0, dataset=of.shares.dataset)
+        self.info = LaneInfo(Share(0, worker, of.forward_lanes, 0), of.shares.dataset)
 
     def batch(self, epoch: int, number: int, transform: Callable[[Any], Any] | None) -> list[Any] | None:
         """The samples of a batch; None if the share has fewer.
@@ -131,7 +131,7 @@ class _Lane:
             raise
         self._at += len(samples)
         if len(samples) < size:
-            self._batches = self._at // size if self._of.drops_last else -(-self._at // size)
+            self._batches = self._at // size if self._of.drop_last else -(-self._at // size)
             if number >= self._batches:
                 return None
         return samples

@@ -1,16 +1,15 @@
 """ShareReader: the items that one worker of a `DataLoader` would yield in one pass, wherever they are read.
 
-It iterates over a copy of the dataset, which sees itself as worker k of ``lanes`` in ``torch.utils.data.get_worker_info``. Torch has one worker info per process, so
-it is set only while the copy works, and one thread at a time.
+It iterates over a copy of the dataset, which sees itself as that worker in ``torch.utils.data.get_worker_info``. Torch has one worker info per process, so it is set only
+while the copy works, and one thread at a time.
 
 Each item is read with the global generators seeded by (seed, pass, worker, number), and restored afterwards. That costs 100 us, so a dataset that draws
-nothing is only watched after a while. If it draws nevertheless, the share is read again, seeded: what it gave before was not drawn.
+nothing is only watched after a while. If it draws nevertheless, the share is read again, seeded: what came before was not drawn.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections import deque
@@ -21,29 +20,33 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock._errors import is_own_error
 from penstock._fetch.dataset_facts import is_stateful
-from penstock._fetch.encoding import decoded
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
-from penstock._streams.share_states import StateTaker, checksum
+from penstock._streams.share_states import checksum_of_item
 
 if TYPE_CHECKING:
+    from penstock._fetch.dataset_copies import DatasetCopies
     from penstock._random.global_rng import States
-    from penstock._streams.share_states import Mark
-    from penstock._streams.worker_shares import WorkerShares
 
 CALM: Final = 64
 """After so many items that drew nothing, a process stops seeding."""
 
 
 class Share(NamedTuple):
-    """What ``worker`` yields in pass ``pass_``; ``seed`` is that of the worker."""
+    """What worker ``worker`` of ``lanes`` yields in pass ``pass_``; ``seed`` is that of the worker."""
 
     pass_: int
     worker: int
+    lanes: int
     seed: int
 
 
 class LaneInfo(torch_worker.WorkerInfo):
     """What ``get_worker_info`` returns to a copy. Notes whether it was asked for what tells workers apart."""
+
+    asked = False
+
+    def __init__(self, share: Share, dataset: Any) -> None:
+        super().__init__(id=share.worker, num_workers=share.lanes, seed=share.seed >> 1, dataset=dataset)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "seed"):
@@ -80,106 +83,90 @@ def seen_as(info: LaneInfo) -> Iterator[None]:
 class ShareReader(Iterator[Any]):
     """The items of ``share``, from its beginning on. For one thread at a time.
 
-    Attributes:
-        share: What it reads.
-        n: Items read.
-        info: What its copy sees as the worker info.
-
     Args:
-        of: Opens it, and is told what is observed.
+        copies: Of the dataset.
         share: What to read.
-        trial: Tell nobody, and keep no states.
+        seeding: Of this process.
+
+    Attributes:
+        n: The number of the next item.
+        data: The copy.
     """
 
-    def __init__(self, of: WorkerShares, share: Share, *, trial: bool = False) -> None:
-        self.share = share
+    def __init__(self, copies: DatasetCopies, share: Share, seeding: ItemSeeding) -> None:
         self.n = 0
-        self._of = of
-        self._trial = trial
-        self._ready: deque[Any] = deque()  # read to check a state
-        self._taker = None if trial or of.states is None or not of.states.used else StateTaker(self, of.states)
-        self._sums: list[str] | None = None if trial else []  # checksums of its first items, until they are enough
+        self._ahead: deque[Any] = deque()  # items that `goes_to` has read
+        self._copies = copies
+        self._share = share
+        self._seeding = seeding
         self._open()
 
     def _open(self) -> None:
-        share, self._data = self.share, self._of.copies()
-        self.info = LaneInfo(id=share.worker, num_workers=self._of.lanes, seed=share.seed >> 1, dataset=self._data)
-        object.__setattr__(self.info, "asked", False)
+        self.data = self._copies()
+        self._info = LaneInfo(self._share, self.data)
         self._iterator: Any = None
+
+    def __next__(self) -> Any:
+        item = self._ahead.popleft() if self._ahead else self._read()
+        self.n += 1
+        return item
+
+    def _read(self) -> Any:
+        number = self.n + len(self._ahead)
+        try:
+            return self._seeding.read(self._next, self._share, number)
+        except LateDraw:
+            self.close()
+            self._open()
+            for before in range(number):
+                self._seeding.read(self._next, self._share, before)
+            return self._seeding.read(self._next, self._share, number)
 
     @property
     def asked(self) -> bool:
         """Whether the copy has asked which worker it is."""
-        return bool(object.__getattribute__(self.info, "asked"))
-
-    def __next__(self) -> Any:
-        try:
-            item = self._ready.popleft() if self._ready else self._read(self.n)
-        except StopIteration:
-            if not self._trial:
-                self._of.ended(self, self._data, self._sums)
-            raise
-        self.n += 1
-        if self._sums is not None:
-            self._sums.append(checksum(item))
-            if self._of.begun(self, self._sums):
-                self._sums = None
-        if self._taker is not None and not self._ready:
-            self._taker.after(item)
-        return item
+        return self._info.asked
 
     @property
-    def has_state(self) -> bool:
-        """Whether the copy, or its iterator, has a state."""
-        return self._holder() is not None
+    def holder(self) -> Any:
+        """What has a state: the copy, or its iterator; None if neither has."""
+        return next((one for one in (self.data, self._iterator) if is_stateful(one)), None)
 
     def state(self) -> Any:
-        """The state of the copy, or of its iterator; None if neither has one."""
-        holder = self._holder()
-        if holder is None:
-            return None
-        with seen_as(self.info):
-            return holder.state_dict()
+        """The state of the `holder`, before item ``n``; None if there is none, or what came after that item was read already."""
+        with seen_as(self._info):
+            return None if self._ahead or self.holder is None else self.holder.state_dict()
 
-    def again(self, mark: Mark) -> ShareReader | None:
-        """Another reader of the share, which stands at ``mark``; None if that does not lead to the same items."""
-        for late in (False, True):  # some datasets begin afresh in __iter__, and take a state only then
-            reader = ShareReader(self._of, self.share)
-            if reader._restored(mark, late):
-                return reader
-            reader.close()
-        return None
+    def goes_to(self, n: int, state: Any, sums: list[str], *, late: bool) -> bool:
+        """Go to item ``n`` by ``state``, before anything is read. Returns whether the items with the checksums ``sums`` come next.
 
-    def say(self, what: str, why: str) -> None:
-        """Warn that the states of the dataset are not used."""
-        self._of.warn_once(
-            what,
-            f"{self._of.name} (worker {self.share.worker}, item {self.n}): {why}, so it is not used, and a resumed run reads the data again, exactly. To save that time, "
-            f"keep everything in the state that decides the next item, such as a shuffle buffer.",
-        )
+        ``late``: load the state after ``iter``, for a dataset that begins afresh there.
+        """
+        self.n = n
+        try:
+            with seen_as(self._info):
+                late = late or not is_stateful(self.data)
+                self._begin(None if late else state)
+                if late:
+                    self.holder.load_state_dict(state)
+            for _ in sums:
+                self._ahead.append(self._read())
+        except Exception as exc:
+            if not is_own_error(exc):
+                raise
+            return False
+        return [checksum_of_item(item) for item in self._ahead] == sums
 
     def close(self) -> None:
         """Close the iterator of the copy."""
-        iterator, self._iterator, self._data = self._iterator, iter(()), None
-        close = getattr(iterator, "close", None)
-        if callable(close):
+        iterator, self._iterator, self.data = self._iterator, iter(()), None
+        if callable(close := getattr(iterator, "close", None)):
             with contextlib.suppress(Exception):
                 close()
 
-    def _read(self, n: int) -> Any:
-        seeding = self._of.seeding
-        try:
-            return seeding.read(self._next, self.share, n)
-        except LateDraw:
-            self.close()
-            self._open()
-            for before in range(n):
-                seeding.read(self._next, self.share, before)
-            return seeding.read(self._next, self.share, n)
-
     def _next(self) -> Any:
         with _one_at_a_time:  # `seen_as`, inlined
-            before, torch_worker._worker_info = torch_worker._worker_info, self.info
+            before, torch_worker._worker_info = torch_worker._worker_info, self._info
             try:
                 if self._iterator is None:
                     self._begin()
@@ -187,36 +174,12 @@ class ShareReader(Iterator[Any]):
             finally:
                 torch_worker._worker_info = before
 
-    def _begin(self) -> None:
-        if self._of.told:
-            self._data.set_epoch(self.share.pass_)
-        self._iterator = iter(self._data)
-
-    def _restored(self, mark: Mark, late: bool) -> bool:
-        self._sums = self._taker = None
-        try:
-            state = decoded(json.loads(mark.state))
-            with seen_as(self.info):
-                if not late and is_stateful(self._data):
-                    if self._of.told:
-                        self._data.set_epoch(self.share.pass_)
-                    self._data.load_state_dict(state)
-                    self._iterator = iter(self._data)
-                else:
-                    self._begin()
-                    self._holder().load_state_dict(state)
-            for n in range(mark.n, mark.n + len(mark.sums)):
-                self._ready.append(self._read(n))
-        except Exception as exc:
-            if not is_own_error(exc):
-                raise
-            return False
-        self.n = mark.n
-        self._taker = None if self._of.states is None else StateTaker(self, self._of.states)
-        return [checksum(item) for item in self._ready] == mark.sums
-
-    def _holder(self) -> Any:
-        return next((one for one in (self._data, self._iterator) if is_stateful(one)), None)
+    def _begin(self, state: Any = None) -> None:
+        if callable(tell := getattr(self.data, "set_epoch", None)):
+            tell(self._share.pass_)
+        if state is not None:
+            self.data.load_state_dict(state)
+        self._iterator = iter(self.data)
 
 
 class LateDraw(Exception):
@@ -270,3 +233,6 @@ class ItemSeeding:
             self._watch.put_back(before)
             if raises:
                 raise LateDraw
+
+    def __reduce__(self) -> Any:
+        return ItemSeeding, (self.on,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast, final
 
 import numpy as np
 
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 @final
 class Stream(Sharded):
-    """An endless stream over shards, whose records are filtered, split or joined on the way (``steps``), or whose number is unknown; or over an ``IterableDataset``.
+    """An endless stream over an ``IterableDataset``, or over shards whose records are filtered, split or joined on the way (``steps``), or whose number is unknown.
+
     Pass it to `Loader.from_dataset` or `Mix`.
 
     **An IterableDataset**, ``Stream(dataset, lanes=…, epoch_size=…)``, must split itself by ``torch.utils.data.get_worker_info``. Its shards are what ``lanes`` workers of a
@@ -114,7 +115,7 @@ class Stream(Sharded):
         if open is None:
             self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"most_lanes": most_lanes, **files})
             shards, open, settings = shares.lanes, shares.run, {"dataset": shares.name, **(settings or {})}
-        super().__init__(shards, open, name, settings, transform, files)
+        super().__init__(cast("Any", shards), open, name, settings, transform, files)
         if callable(steps):
             raise TypeError(f"steps={steps!r:.80} is a single step, but must be a list of steps: steps=[…].")
         if on_error not in ("raise", "skip"):

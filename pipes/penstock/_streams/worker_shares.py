@@ -12,25 +12,29 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import IterableDataset
 
 from penstock._arguments import whole_number
-from penstock._errors import GraphError
+from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_copies import DatasetCopies
 from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import MOST, FirstItems
 from penstock._random.lane_order import MOST_LANES
 from penstock._random.sample_rng import epoch_word
 from penstock._streams.retrying import close, iter_with_retries
 from penstock._streams.run_folder import RunFolder
 from penstock._streams.share_reader import ItemSeeding, Share, ShareReader
-from penstock._streams.share_states import CHECKED, ShareStates, checksum
+from penstock._streams.share_states import LARGEST, Mark, ShareStates, checksum_of_item
 from penstock._streams.steps import ShardRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from penstock._streams.steps import Step
     from penstock._workers.lifetime import Closing
@@ -39,6 +43,12 @@ _logger = logging.getLogger("penstock")
 
 SPLIT: Final = "    info = torch.utils.data.get_worker_info()\n    for item in itertools.islice(items, info.id, None, info.num_workers):"
 """What a dataset lacks that does not split itself."""
+CHECKED: Final = 4
+"""Items by whose checksums a share, or a state in it, is recognised."""
+LEAST_S: Final = 1.0
+"""Seconds between two marks of a share, at least."""
+SHARE_OF_TIME: Final = 0.01
+"""The part of the time of a share that its marks may take."""
 
 
 @final
@@ -59,7 +69,9 @@ class WorkerShares:
         GraphError: ``dataset`` is known to split itself by rank.
     """
 
-    def __init__(self, dataset: Any, lanes: int, *, endless: bool, settings: Any = None, folder: str | None = None, seed_global_rngs: bool = True) -> None:
+    def __init__(
+        self, dataset: Any, lanes: int, *, endless: bool, settings: Any = None, folder: str | None = None, seed_global_rngs: bool = True
+    ) -> None:
         facts = DatasetFacts.of(dataset)
         if not isinstance(facts.dataset, IterableDataset):
             raise TypeError(
@@ -72,7 +84,6 @@ class WorkerShares:
             )
         self.name = facts.name
         self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
-        self.told = facts.is_told
         self.copies = DatasetCopies(facts.dataset)
         self._endless = endless
         self._binding = {"dataset": self.name, "lanes": self.lanes, "endless": endless, "settings": settings}
@@ -86,73 +97,80 @@ class WorkerShares:
         """The dataset itself, of which only copies are read."""
         return self.copies.dataset
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "seeding": ItemSeeding(self.seeding.on)}
-
     def run(self, worker: int, pass_: int, seed: int, closing: Closing, steps: Sequence[Step] = (), retries: int = 3) -> ShardRun:
         """The outputs of ``steps`` over a share."""
-        if self.states is None and not steps:  # with steps, the records that they hold would be missing
+        if self.states is None and not steps:  # a step may hold records, which no state of the dataset has
             self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
         self._try(seed)
-        records = ShareRecords(self, Share(pass_, worker, epoch_word(seed, worker) >> 1), retries, closing)
+        records = ShareRecords(self, self._share(pass_, worker, seed), retries, closing)
         run = ShardRun(records, steps, seed=seed, pass_=pass_, shard=worker, given=worker)
         run.differs_by_pass()
         return run
 
-    def label(self, worker: int) -> str:
-        """What messages call a share."""
-        return f"worker {worker} of {self.lanes} of {self.name}"
+    def reader(self, share: Share) -> ShareReader:
+        """Reads ``share`` from its beginning."""
+        return ShareReader(self.copies, share, self.seeding)
 
-    def warn_once(self, what: str, text: str) -> None:
-        """Log a warning, in one of the loader's processes."""
-        if self._run.first(f"said {what}"):
-            _logger.warning("%s", text)
+    def label(self, worker: int) -> str:
+        """What messages call a worker."""
+        return f"worker {worker} of {self.lanes} of {self.name}"
 
     def marks(self) -> tuple[int, ...]:
         """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown. See `FirstItems`."""
         found = self._run.read("trial")
         return tuple(json.loads(found)["marks"]) if found else ()
 
-    # Called while a share is read.
+    def warn_once(self, what: str, text: str) -> None:
+        """Log a warning, in one of the loader's processes."""
+        if self._run.first(f"said {what}"):
+            _logger.warning("%s", text)
 
-    def begun(self, reader: ShareReader, sums: list[str]) -> bool:
-        """A share has so far begun with items of these checksums. Returns whether that is enough.
+    def forget_states(self, why: str, *, share: Share, n: int) -> None:
+        """The states of the dataset are of no use."""
+        assert self.states is not None
+        self.states.used = False
+        self.warn_once(
+            "states",
+            f"the state_dict of {self.name} is not used, because {why} (worker {share.worker}, item {n} of pass {share.pass_}). A resumed run reads the data again, exactly. To save "
+            f"that time, let it hold everything that decides the next item, such as a shuffle buffer.",
+        )
+
+    def begun(self, share: Share, reader: ShareReader, sums: list[str]) -> None:
+        """The first items of ``share``, which have these checksums, were read.
 
         Raises:
             GraphError: The dataset does not split itself.
         """
-        if len(sums) < CHECKED:
-            return False
-        self._check_split(reader)
-        pass_, worker, _ = reader.share
-        if pass_ == 0:
-            if worker == 0 and (found := self._run.read("trial")) and json.loads(found)["sums"] != sums:
-                self.warn_once(
-                    "other items",
-                    f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
-                    f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
-                )
-            if len({*sums}) > 1 and not self._run.first(f"begins {' '.join(sums)}", str(worker)) and (other := self._run.read(f"begins {' '.join(sums)}")) != str(worker):
-                self.warn_once(
-                    "equal heads",
-                    f"workers {other} and {worker} of {self.name} begin with the same items. Unless it draws with replacement, it asks which worker it is, but does not split by it. "
-                    f"In its __iter__:\n{SPLIT}",
-                )
-        return True
+        if self.lanes > 1 and not reader.asked and not self.seeding.drew:
+            raise GraphError(
+                f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items. Split them in "
+                f"its __iter__:\n{SPLIT}\nor pass lanes=1."
+            )
+        if share.pass_ > 0 or len({*sums}) < 2:
+            return
+        if share.worker == 0 and (found := self._run.read("trial")) and json.loads(found)["sums"][: len(sums)] != sums:
+            self.warn_once(
+                "other items",
+                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
+                f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
+            )
+        note = f"begins {' '.join(sums)}"
+        if not self._run.first(note, str(share.worker)) and (other := self._run.read(note)) != str(share.worker):
+            self.warn_once(
+                "equal heads",
+                f"workers {other} and {share.worker} of {self.name} begin with the same items. Unless it draws with replacement, it asks which worker it is, but does not split by "
+                f"it. In its __iter__:\n{SPLIT}",
+            )
 
-    def ended(self, reader: ShareReader, data: Any, sums: list[str] | None) -> None:
-        """A share has ended; ``data`` is the copy, and ``sums`` are of its items, if they are few.
+    def ended(self, share: Share, reader: ShareReader) -> None:
+        """``share`` was read to its end.
 
         Raises:
-            GraphError: The dataset does not split itself.
             ValueError: A stream has a worker without items.
         """
-        if sums:
-            self._check_split(reader)
         if self._endless and not reader.n:
             raise ValueError(
-                f"{self.label(reader.share.worker)} yields no item in pass {reader.share.pass_}, so its lane would read what another one does. Pass lanes= of at most the number of "
-                f"its shards (files)."
+                f"{self.label(share.worker)} yields no item in pass {share.pass_}, so its lane would read what another one does. Pass lanes= of at most the number of its shards (files)."
             )
         if self.copies.changed():
             self.warn_once(
@@ -160,85 +178,126 @@ class WorkerShares:
                 f"{self.name} changed a tensor of more than 64 KB in place while it was read. All lanes of a process share it, so what they yield depends on each other. Copy it "
                 f"in __iter__, before it is changed.",
             )
-        if not self.told and not reader.has_state and _plain(data) != _plain(self.dataset):
+        if not callable(getattr(reader.data, "set_epoch", None)) and reader.holder is None and _plain(reader.data) != _plain(self.dataset):
             self.warn_once(
                 "passes alike",
                 f"{self.name} changes its own attributes while it is read, perhaps so that its passes differ. Each pass reads a fresh copy, so they are all alike. Give it a "
                 f"set_epoch(epoch), which is called before each pass.",
             )
 
-    def _check_split(self, reader: ShareReader) -> None:
-        if self.lanes > 1 and not reader.asked and not self.seeding.drew:
-            raise GraphError(
-                f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items. Split them in its "
-                f"__iter__:\n{SPLIT}\nor pass lanes=1."
-            )
+    def _share(self, pass_: int, worker: int, seed: int) -> Share:
+        return Share(pass_, worker, self.lanes, epoch_word(seed, worker) >> 1)
 
     def _try(self, seed: int) -> None:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
-        if not self._run.first("trying"):
-            return
-        first, sums = FirstItems(), []
-        reader = ShareReader(self, Share(0, 0, epoch_word(seed, 0) >> 1), trial=True)
-        for item in reader:
-            first.add([item], ended=False)
-            sums.append(checksum(item))
-            if len(sums) == MOST:
-                break
-        first.add([], ended=True)
-        reader.close()
-        self._run.first("trial", json.dumps({"sums": sums[:CHECKED], "marks": first.marks}))
+        if self._run.first("trying"):
+            reader, first = self.reader(self._share(0, 0, seed)), FirstItems()
+            items = list(islice(reader, MOST))
+            reader.close()
+            first.add(items, ended=True)
+            self._run.first("trial", json.dumps({"sums": [*map(checksum_of_item, items)], "marks": first.marks}))
 
 
 @final
-class ShareRecords:
-    """The items of a share, read again after an ``OSError``. An iterator that can `seek` while nothing was read."""
+class ShareRecords(Iterator[Any]):
+    """The items of a share, read again after an ``OSError``. Can `seek` while nothing was read. Takes marks as often as that pays."""
 
     def __init__(self, of: WorkerShares, share: Share, retries: int, closing: Closing) -> None:
         self._of = of
         self._share = share
-        self._begun: ShareReader | None = None  # at the item with which reading begins
-        self._start = 0
-        self._options: Any = {"retries": retries, "closing": closing}
+        self._options: Any = {"retries": retries, "closing": closing, "seeks": True}
         self._items: Iterator[Any] | None = None
+        self._reader: ShareReader | None = None
+        self._sought: ShareReader | None = None  # stands where reading begins
+        self._first: list[str] | None = []  # checksums of the first items, until they are enough
+        self._taken: tuple[int, str] | None = None  # a state, and the number of the next item then
+        self._sums: list[str] = []  # of the items since
+        self._due = time.perf_counter() + LEAST_S
 
     def seek(self, n: int) -> int:
         """Move as near to item ``n`` as a state of the dataset allows, and not beyond. Returns the number of the next item."""
-        if (found := self._nearest(n)) is not None:
-            self._begun, self._start = found, found.n
-        return self._start
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
+        self._sought = self._nearest(n)
+        return 0 if self._sought is None else self._sought.n
 
     def __next__(self) -> Any:
         if self._items is None:
-            self._items = iter_with_retries(self._open, self._share.worker, self._of.label(self._share.worker), start=self._start, seeks=True, **self._options)
-        return next(self._items)
+            start = 0 if self._sought is None else self._sought.n
+            self._items = iter_with_retries(
+                self._opened, self._share.worker, self._of.label(self._share.worker), start=start, **self._options
+            )
+        item = next(self._items, _END)
+        reader = self._reader
+        assert reader is not None
+        if self._first is not None and (reader.n <= CHECKED or item is _END):
+            if item is not _END:
+                self._first.append(checksum_of_item(item))
+            if len(self._first) == CHECKED or (item is _END and self._first):
+                self._of.begun(self._share, reader, self._first)
+                self._first = None
+        if item is _END:
+            self._of.ended(self._share, reader)
+            raise StopIteration
+        if self._of.states is not None and self._of.states.used:
+            self._mark(self._of.states, reader, item)
+        return item
 
     def close(self) -> None:
         """Close what is open."""
-        for one in (self._items, self._begun):
+        for one in (self._items, self._reader, self._sought):
             close(one)
 
-    def _open(self, worker: int, start: int) -> Iterator[Any]:
-        begun, self._begun = self._begun, None
-        reader = begun or self._nearest(start) or ShareReader(self._of, self._share)
+    def _opened(self, worker: int, start: int) -> Iterator[Any]:
+        sought, self._sought, self._taken = self._sought, None, None
+        self._reader = reader = sought or self._nearest(start) or self._of.reader(self._share)
         while reader.n < start:
             next(reader)
         return reader
 
     def _nearest(self, n: int) -> ShareReader | None:
         states = self._of.states
-        for mark in states.before(self._share.worker, self._share.pass_, n) if states is not None else ():
-            reader = ShareReader(self._of, self._share)
-            if (found := reader.again(mark)) is not None:
-                states.proved = True
-                return found
-            states.used = False
-            reader.say("false state", "its state_dict did not lead back to the same items")
-            break
+        mark = next(iter(states.before(self._share.worker, self._share.pass_, n)), None) if states is not None else None
+        return None if mark is None else self._at(mark)
+
+    def _at(self, mark: Mark) -> ShareReader | None:
+        """A reader that stands at ``mark``; None if its state does not lead to the items that came."""
+        for late in (False, True):
+            reader = self._of.reader(self._share)
+            if reader.goes_to(mark.n, decoded(json.loads(mark.state)), mark.sums, late=late):
+                return reader
+            reader.close()
+        self._of.forget_states("loaded into a copy it did not lead to the same next items", share=self._share, n=mark.n)
         return None
+
+    def _mark(self, states: ShareStates, reader: ShareReader, item: Any) -> None:
+        began = time.perf_counter()
+        if self._taken is None:
+            if began < self._due:
+                return
+            self._sums, self._taken = [], self._state(reader)
+        else:
+            self._sums.append(checksum_of_item(item))
+            if len(self._sums) == CHECKED:
+                mark, self._taken = Mark(self._share.pass_, *self._taken, self._sums), None
+                if not states.proved:
+                    states.proved = True
+                    close(self._at(mark))
+                if states.used:
+                    states.add(self._share.worker, mark)
+        self._due = max(self._due, began + LEAST_S) + (time.perf_counter() - began) / SHARE_OF_TIME
+
+    def _state(self, reader: ShareReader) -> tuple[int, str] | None:
+        try:
+            state = reader.state()
+            text = json.dumps(encoded(state, "it"))
+        except Exception as exc:
+            if not is_own_error(exc):
+                raise
+            self._of.forget_states(f"{type(exc).__name__}: {exc}", share=self._share, n=reader.n)
+            return None
+        if len(text) > LARGEST:
+            self._of.forget_states(f"it has {len(text) / 2**20:.0f} MiB as JSON, which is too much to keep", share=self._share, n=reader.n)
+            return None
+        return None if state is None else (reader.n, text)
 
 
 def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, others: dict[str, Any]) -> WorkerShares:
@@ -260,9 +319,14 @@ def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, ot
             f"a Stream over {name} needs lanes=: by how many workers it is to be split, whoever reads them. At most the number of its shards (files), and for a large job a multiple "
             f"of the number of ranks."
         )
-    return WorkerShares(dataset, lanes, endless=True, settings=settings, folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks))
+    return WorkerShares(
+        dataset, lanes, endless=True, settings=settings, folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks)
+    )
 
 
 def _plain(data: Any) -> dict[str, Any]:
     """What a pass may change to make the next one differ."""
     return {name: value for name, value in getattr(data, "__dict__", {}).items() if isinstance(value, int | float | str | None)}
+
+
+_END: Final = object()
