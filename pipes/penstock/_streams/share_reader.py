@@ -159,8 +159,7 @@ class ShareReader(Iterator[Any]):
 
     def close(self) -> None:
         """Close the iterator of the copy."""
-        iterator, self._iterator, self.data = self._iterator, iter(()), None
-        if callable(close := getattr(iterator, "close", None)):
+        if callable(close := getattr(self._iterator, "close", None)):
             with contextlib.suppress(Exception):
                 close()
 

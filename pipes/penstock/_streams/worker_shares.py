@@ -243,7 +243,9 @@ class ShareRecords(Iterator[Any]):
 
     def close(self) -> None:
         """Close what is open."""
-        for one in (self._items, self._reader, self._sought):
+        opened = self._items, self._reader, self._sought
+        self._reader = self._sought = None
+        for one in opened:
             close(one)
 
     def _opened(self, worker: int, start: int) -> Iterator[Any]:
