@@ -1,13 +1,10 @@
 """IterableSource: a dataset that can only be read from its beginning, in place of a sampler.
 
-The difficult part is to begin epoch e without reading the epochs before it, for an unknown iterable. `_begin` tries, in this order:
+The difficult part is to begin epoch e without reading the epochs before it. `_begin` knows three rules:
 
 1. If the iterable has no state between passes, or its next pass is epoch e anyway (`_follows`): start that pass.
 2. If it has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
-3. If the saved state at the start of e contains the end of epoch e - 1 (``after``): load that, and start the next pass.
-4. If the pristine state is blank, so that it is certain to be the start of an epoch (`tells_its_epoch`): load it. The epoch count in the
-   state of torchdata's nodes is set to e first. A user's state is never changed, because its ``"epoch"`` may be a number of anything.
-5. Otherwise read the earlier epochs to their ends, from the current position or from the beginning. The log says so once.
+3. Otherwise epoch e begins where epoch e - 1 ends: in the saved state at that end (``after``), or after reading the epochs in between. The log says so once.
 
 Another loader, or the user, may have moved the same iterable in between. So `_used` records for each iterable its pristine state and the
 state in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as
@@ -30,7 +27,7 @@ from penstock._fetch.first_items import FirstItems
 from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
-from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
+from penstock._nodes.readers import IterableReader, NodeReader, Reader
 from penstock._nodes.stream_rng import START, StreamRng
 from penstock._random.orders import checked_seed
 
@@ -97,7 +94,7 @@ class IterableSource(FirstNode[Indices]):
     **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch, and nothing is read of an epoch before the loop asks for it (unless it
     keeps the epoch in shared memory, as those of Hugging Face do). If it has a state but no ``set_epoch``, an epoch begins in
     the state in which the previous one ended, also after a resume. To jump to an epoch, the epochs before it are read to their ends, and the
-    log says so once, unless the state before anything was read is blank (zeros, words, empty lists).
+    log says so once.
 
     **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise a resume reads
     the items up to the saved position again, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts,
@@ -246,7 +243,7 @@ class IterableSource(FirstNode[Indices]):
 
     @property
     def looks_back(self) -> bool:
-        return self._reader.stateful and not self._reader.told and not self._reader.plain
+        return self._reader.stateful and not self._reader.told
 
     def claimed(self, epoch: int) -> int | None:
         """The ``__len__`` of the iterable, if it has one."""
@@ -303,8 +300,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _end(self) -> None:
         self._ended = True
-        # After a resume, only the samplers in a torchdata node that are read again count this epoch. If there are several, their counts differ.
-        self._follows = None if self._resumed and self._reader.IS_NODE and counts(self._pristine[0]) > 1 else self._epoch + 1
+        self._follows = None if self._resumed and self._reader.counts_apart else self._epoch + 1
 
     def _compare_length(self) -> None:
         items = self.claimed(self._epoch)
@@ -344,6 +340,7 @@ class IterableSource(FirstNode[Indices]):
             after: A state in an earlier epoch, if one is known.
         """
         reader = self._reader
+        after = None if reader.counts_apart else after
         if not reader.stateful or follows == epoch:
             self._start(epoch)
         elif epoch == 0 or reader.told:
@@ -351,24 +348,8 @@ class IterableSource(FirstNode[Indices]):
         elif after is not None and after["ended"] and after["epoch"] == epoch - 1:
             self._resume(after)
             self._start(epoch)
-        elif not self._moved_to(epoch):
+        else:
             self._replay(epoch, after)
-
-    def _moved_to(self, epoch: int) -> bool:
-        """Try to move to the start of ``epoch`` by the epoch count in the state. Return whether that certainly worked."""
-        pristine = self._pristine[0]
-        if counts(pristine) > self._reader.plain:
-            return False
-        expected = moved(pristine, epoch)
-        rebuilds = self._reader.IS_NODE and counts(pristine) == 1
-        for too_far in (0, 1) if rebuilds else (0,):  # a node that reads ahead begins a pass at the reset, so its count may be one too far
-            self._start(epoch, moved(pristine, epoch - too_far))
-            if rebuilds:
-                self._start(epoch)
-            now = self._state_of(self._reader.state()) if rebuilds else expected
-            if tells_its_epoch(pristine, now, expected):
-                return True
-        return False
 
     def _replay(self, epoch: int, after: State | None) -> None:
         """Read to the ends of the epochs before ``epoch``, from ``after`` on, and drop the items."""

@@ -1,8 +1,4 @@
-"""Read an iterable or a torchdata node pass by pass, for `IterableSource`, and find the number of the pass in their saved states.
-
-A *pass* is one reading from beginning to end. Some sources count their passes and yield different items in each. So `moved` and
-`tells_its_epoch` look for such a count in the state.
-"""
+"""Read an iterable or a torchdata node pass by pass, for `IterableSource`. A *pass* is one reading from beginning to end."""
 
 from __future__ import annotations
 
@@ -18,15 +14,12 @@ from torch.utils.data import Sampler
 from penstock._arguments import checksum
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_facts import is_stateful
-from penstock._fetch.encoding import TAG, decoded, encoded
+from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.epoch_calls import tell_epoch
-from penstock._fetch.self_splitting import wrapped
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock._fetch.dataset_facts import DatasetFacts
 
 
@@ -38,7 +31,8 @@ class Reader(Protocol):
         IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state rebuilds that pass, with
             everything that depends on its epoch; and `resume` reads up to the position of the state.
         stateful: Whether the source keeps a state from one pass to the next.
-        plain: Whether the ``epoch`` in its state, if any, is torchdata's and grows by one per pass. Nothing is known about a user's state.
+        counts_apart: Whether it holds several samplers. After a resume in the middle of a pass, only those that are read again count that pass, so that a state at its end
+            is not where the next pass begins.
         told: Whether the source has a ``set_epoch``.
         exclusive: Whether two readers of the source would move each other's position.
     """
@@ -46,7 +40,7 @@ class Reader(Protocol):
     KEY: str
     IS_NODE: bool
     stateful: bool
-    plain: bool
+    counts_apart: bool
     told: bool
 
     @property
@@ -85,7 +79,7 @@ class IterableReader:
 
     KEY = "iterable"
     IS_NODE = False
-    plain = False
+    counts_apart = False
 
     def __init__(self, facts: DatasetFacts) -> None:
         if facts.read == "once":
@@ -186,11 +180,8 @@ class NodeReader:
         self._begun = True  # the pass that was last reset has yielded an item, so its sampler has its generator
         self.stateful = True
         self.told = False
-        around = list(wrapped(node))
-        updaters = [one.epoch_updater for one in around if hasattr(one, "epoch_updater")]
-        users = [one for one in around if is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
+        self.counts_apart = sum(isinstance(one, Sampler) for one in inside) > 1
         self._generators = _Generators(inside)
-        self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 
     def seeds(self) -> list[Any]:
         """The settings of our nodes in it, and its samplers' generators."""
@@ -308,55 +299,3 @@ def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
             f"{name} is downstream of a {type(ours).__name__} and would get Indices, which it cannot handle. Put it upstream, use the penstock node "
             f"that does the same, or write a penstock.nodes.Node."
         )
-
-
-_COUNTS = {"epoch", "current_epoch"}
-_SETTINGS = {"seed", "rank", "world_size", "num_replicas", "num_workers", "batch_size", "version"}
-
-
-def moved(state: Any, epochs: int) -> Any:
-    """Return ``state`` (encoded, see `encoded`) with ``epochs`` added to every epoch count in it."""
-    if isinstance(state, list):
-        return [moved(item, epochs) for item in state]
-    if not isinstance(state, dict) or TAG in state:
-        return state
-    return {key: item + epochs if _counts(key, item) else moved(item, epochs) for key, item in state.items()}
-
-
-def tells_its_epoch(start: Any, now: Any, expected: Any) -> bool:
-    """Whether ``now`` is certain to be the start of an epoch, given the state at the ``start`` of epoch 0.
-
-    The epoch counts in ``now`` must equal those in ``expected``. Any other value must be blank (zeros, words, settings), or differ from ``start``,
-    as a value made from (seed, epoch) does. A value that is neither blank nor different might depend on the earlier epochs, and in epoch 0 there
-    were none.
-    """
-    first, found, asked = (dict(_leaves(state)) for state in (start, now, expected))
-    return all(
-        value == asked.get(path) if _counts(path[-1], value) else _blank(path, value) or value != first.get(path)
-        for path, value in found.items()
-    )
-
-
-def counts(state: Any) -> int:
-    """The number of epoch counts in ``state``. If there are several, they may advance at different rates."""
-    return sum(_counts(path[-1], value) for path, value in _leaves(state))
-
-
-def _counts(key: Any, value: Any) -> bool:
-    return isinstance(key, str) and key.strip("_") in _COUNTS and isinstance(value, int) and not isinstance(value, bool)
-
-
-def _leaves(state: Any, path: tuple[Any, ...] = ("",)) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(state, list) or (isinstance(state, dict) and TAG not in state):
-        for key, item in enumerate(state) if isinstance(state, list) else state.items():
-            yield from _leaves(item, (*path, key))
-    else:
-        yield path, state
-
-
-def _blank(path: tuple[Any, ...], value: Any) -> bool:
-    if any(isinstance(key, str) and key.strip("_") in _SETTINGS for key in path):
-        return True
-    if isinstance(value, dict):
-        return not value["items"] if "items" in value else set(value.get("data", "x")) <= set("A=")  # base64 of bytes that are all zero
-    return not value or isinstance(value, bool | str)
