@@ -318,7 +318,7 @@ class Executor:
                 wait_s=(self._wait_ns if self.num_workers else totals.busy_ns) / 1e9,
                 tasks=own.tasks if self.num_workers else self.tasks,
                 choice=None if self.crew.auto is None else self.crew.auto.choice,
-                draws=None if self._draws is None else self._draws.said,
+                draws=None if self._draws is None else self._draws.message,
             ),
         )
 
