@@ -168,6 +168,8 @@ def test_what_splits_itself_is_not_dealt_again(dataset, how):
 
 def test_what_does_not_split_itself_may_be_dealt():
     others = [holding(pipeline=[single_node_only]), holding(nodesplitter=single_node_only), holding("StreamingDataset", "mine")]
+    # Told of one rank only. Seen to fail: refused.
+    others += [holding(num_replicas=1), holding(rank=0, world_size=1), holding(_distributed=holding(rank=0, world_size=1))]
     for dataset in (Stream(), holding(dataset=Stream()), *others):
         canonical(dataset, split="items").close()
 
