@@ -20,7 +20,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from packaging.requirements import Requirement
@@ -325,6 +325,11 @@ def test_every_argument_of_dataloader_has_a_row() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert rows == [name for name in inspect.signature(penstock.Loader.from_dataset).parameters if name in rows]
     assert set(inspect.signature(DataLoader).parameters) <= set(rows)
+
+
+def test_every_tail_has_a_row() -> None:
+    rows = re.findall(r'^\| `"(\w+)"`', (DOCS / "guides" / "several_gpus.md").read_text(), re.MULTILINE)
+    assert rows == [*get_args(penstock.nodes.Tail)]
 
 
 def said_by_the_code() -> str:
