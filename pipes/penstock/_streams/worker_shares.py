@@ -118,7 +118,7 @@ class WorkerShares:
     def marks(self) -> tuple[int, ...]:
         """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown. See `FirstItems`."""
         found = self._run.read("trial")
-        return tuple(json.loads(found)["marks"]) if found else ()
+        return tuple(json.loads(found)) if found else ()
 
     def warn_once(self, what: str, text: str) -> None:
         """Log a warning, in one of the loader's processes."""
@@ -148,12 +148,8 @@ class WorkerShares:
             )
         if share.pass_ > 0 or len({*sums}) < 2:
             return
-        if share.worker == 0 and (found := self._run.read("trial")) and json.loads(found)["sums"][: len(sums)] != sums:
-            self.warn_once(
-                "other items",
-                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
-                f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
-            )
+        if share.worker == 0:
+            self._compare(sums)
         note = f"begins {' '.join(sums)}"
         if not self._run.first(note, str(share.worker)) and (other := self._run.read(note)) != str(share.worker):
             self.warn_once(
@@ -192,10 +188,26 @@ class WorkerShares:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
         if self._run.first("trying"):
             reader, first = self.reader(self._share(0, 0, seed)), FirstItems()
-            items = list(islice(reader, MOST))
-            reader.close()
+            try:
+                items = list(islice(reader, MOST))
+            except Exception as exc:
+                if not is_own_error(exc):
+                    raise
+                return  # whoever reads this item will see it
+            finally:
+                reader.close()
             first.add(items, ended=True)
-            self._run.first("trial", json.dumps({"sums": [*map(checksum_of_item, items)], "marks": first.marks}))
+            self._run.first("trial", json.dumps(first.marks))
+            self._compare([*map(checksum_of_item, items[:CHECKED])])
+
+    def _compare(self, sums: list[str]) -> None:
+        """Worker 0 began with items of these checksums, in any process."""
+        if not self._run.first("head", text := " ".join(sums)) and self._run.read("head") not in ("", text):
+            self.warn_once(
+                "other items",
+                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
+                f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
+            )
 
 
 @final
