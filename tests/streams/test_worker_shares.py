@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import random
+import tempfile
 from itertools import islice
 
 import hypothesis.strategies as st
 import pytest
-from by_worker import Draws, Split, share, stream
+from by_worker import Draws, Saved, Split, share, stream
+from global_draws import generators, seeded
 from hypothesis import given, settings
 from pairwise import pairwise
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from ways import FORK, INLINE, SPAWN
 
-from penstock import Loader, Stream
+from penstock import Filter, Loader, Mix, Pack, Shuffle, Stream
+from penstock.nodes import Prefetcher
 from penstock.testing import assert_resumes_everywhere
 
 LENGTHS = [7, 3, 1, 5, 4, 9, 2, 6, 4, 4, 3, 5]
@@ -116,3 +121,244 @@ def test_every_record_comes_once_in_a_pass(data):
 def test_a_state_is_small_and_holds_nothing_of_the_dataset():
     with loader([1] * 4096, 4096, 10_000) as batches:
         assert len(json.dumps(batches.state_dict())) < 1024
+
+
+class OwnGenerator(Split):
+    """Has a generator of its own."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths)
+        self.rng = random.Random(5)
+
+    def __iter__(self):
+        for item in self.own():
+            yield item, self.rng.random()
+
+
+class OneForEachPass(OwnGenerator):
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        self.rng = random.Random(epoch)
+
+
+class MadeLate(OwnGenerator):
+    def __iter__(self):
+        self.rng = random.Random(5)
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [OwnGenerator, OneForEachPass, MadeLate])
+@pytest.mark.parametrize("way", [INLINE, FORK])
+@pytest.mark.parametrize("lanes_only", [False, True], ids=["stream", "epochs"])
+def test_a_generator_of_the_dataset_is_copied_and_nobody_seeds_it(kind, way, lanes_only, caplog):
+    """Seen to fail: it was found in the open copies, and seeded anew for each sample from the second one on."""
+    lengths = [70, 50]
+
+    def build():
+        if lanes_only:
+            return Loader.from_dataset(kind(lengths), None, lanes=2, collate_fn=tuple, **way)
+        return loader(lengths, 2, 1000, kind, **way)
+
+    def own(lengths, lanes, worker, pass_):
+        rng = random.Random(pass_ if kind is OneForEachPass else 5)
+        return [(item, rng.random()) for item in share(lengths, lanes, worker, pass_)]
+
+    with build() as batches:
+        found = list(islice(batches, 100))
+        state = batches.state_dict()
+    with build() as batches:
+        batches.load_state_dict(state)
+        found += list(islice(batches, 20 if lanes_only else 60))
+    whole = list(islice(stream(lengths, 2, own), 160))
+    if lanes_only:
+        whole = whole[:100] + own(lengths, 2, 0, 0)[50:]
+    assert found == whole
+    assert not caplog.text
+
+
+class Late(Draws):
+    """Draws for the first time after the 64 items for which a process seeds whether anything draws or not."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths, quiet=100)
+
+
+class LateInPass1(Draws):
+    def __iter__(self):
+        self.quiet = 5 if self.epoch else 10_000
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [Draws, Late, LateInPass1])
+def test_draws_are_the_same_with_any_workers_and_after_any_resume(kind):
+    """Seen to fail without `LateDraw`: an item that drew first was not seeded."""
+    lengths, n = [130, 110, 90], 420
+    with loader(lengths, 3, n, kind) as batches:
+        whole = list(batches)
+    drawn = [draws for _, draws in whole if draws is not None]
+    assert len({*drawn}) == len(drawn) > 50
+    for workers in (1, 2, 3):
+        with loader(lengths, 3, n, kind, num_workers=workers, multiprocessing_context="fork") as batches:
+            assert list(batches) == whole
+    for at in (1, 63, 64, 65, 299, 301, 302, 350, 400):
+        with loader(lengths, 3, n, kind) as batches:
+            list(islice(batches, at))
+            state = batches.state_dict()
+        with loader(lengths, 3, n, kind) as batches:
+            batches.load_state_dict(state)
+            assert list(batches) == whole[at:]
+
+
+@pytest.mark.parametrize("kind", [Split, Draws, Late])
+def test_reading_inline_leaves_nothing_behind_in_the_process(kind):
+    """Seen to fail with items that are seeded and not restored, and with an info that stays."""
+    seeded()
+    before = generators()
+    with loader([90, 120], 2, 200, kind) as batches:
+        for _ in batches:
+            assert generators() == before
+            assert get_worker_info() is None
+    assert generators() == before
+
+
+@pytest.mark.parametrize("kind", [Split, Draws])
+def test_a_reader_thread_reads_only_while_the_consumer_waits(kind):
+    """The info and the global generators belong to the process. Seen to fail with a node that reads ahead of the loop."""
+    whole = list(islice(loader([90, 120], 2, 200, kind), 100))
+    batches = Loader(Prefetcher(loader([90, 120], 2, 200, kind).root, 4))
+    seeded()
+    found, before = [], generators()
+    for item in islice(batches, 100):
+        found.append(item)
+        for _ in range(50):
+            assert get_worker_info() is None
+        assert generators() == before
+    batches.close()
+    assert found == whole
+
+
+@pytest.mark.parametrize("way", [INLINE, FORK])
+def test_after_close_nothing_lives(way, tmp_path, monkeypatch):
+    """No copy, no file. Seen to fail with a folder that is never deleted."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for make in (lambda: loader([90, 120], 2, 500, Saved, **way), lambda: Loader.from_dataset(Saved([90, 120]), 2, lanes=2, **way)):
+        batches = make()
+        list(islice(batches, 50))
+        batches.close()
+        gc.collect()
+        copies = [one for one in gc.get_objects() if type(one) is Saved]
+        assert len(copies) == 1, "the dataset itself"
+        del batches, copies
+        gc.collect()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_share_that_has_ended_is_released():
+    """Seen to fail with a run that keeps its records."""
+    batches = Loader.from_dataset(Saved([90, 3, 2]), 1, lanes=3)
+    list(islice(batches, 40))
+    gc.collect()
+    assert len([one for one in gc.get_objects() if type(one) is Saved]) == 2, "the dataset, and one open copy"
+    batches.close()
+
+
+STEPS = {
+    "filter": [Filter(lambda item: item[0] % 3)],
+    "shuffle": [Shuffle(4)],
+    "filter, shuffle": [Filter(lambda item: item[0] % 3), Shuffle(4)],
+    "pack": [lambda items: ([item[0]] * (1 + item[0] % 5) for item in items), Pack(8)],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_steps(steps):
+    """Seen to fail with steps that are not closed between two shares."""
+    lengths, collate = [9, 7, 8], str
+
+    def build(workers=0):
+        words = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+        return loader(lengths, 3, 60, steps=STEPS[steps], collate_fn=collate, **words)
+
+    with build() as batches:
+        whole = list(batches)
+    with build(2) as batches:
+        assert list(batches) == whole
+    for at in (1, 7, 20, 44):
+        with build() as batches:
+            list(islice(batches, at))
+            state = batches.state_dict()
+        with build() as batches:
+            batches.load_state_dict(state)
+            assert list(batches) == whole[at:]
+
+
+class Damaged(Split):
+    def __iter__(self):
+        for item in self.own():
+            if item[0] % 1000 == 12:
+                raise ValueError("damaged")
+            yield item
+
+
+@pytest.mark.parametrize("way", [INLINE, FORK])
+def test_skipping_goes_on_with_the_next_pass(way):
+    """Seen to fail with an error that comes again at each batch."""
+
+    def own(lengths, lanes, worker, pass_):
+        return [item for item in share(lengths, lanes, worker, pass_) if worker != 1 or item[0] % 1000 < 12]
+
+    data = Stream(Damaged([9, 7, 8]), lanes=3, epoch_size=60, on_error="skip")
+    with Loader.from_dataset(data, None, collate_fn=tuple, on_error="skip", **way) as batches:
+        found = list(batches)
+        state = batches.state_dict()
+        later = list(islice(batches, 9))
+    assert found == list(islice(stream([9, 7, 8], 3, own), 60))
+    again = Stream(Damaged([9, 7, 8]), lanes=3, epoch_size=60, on_error="skip")
+    with Loader.from_dataset(again, None, collate_fn=tuple, on_error="skip") as batches:
+        batches.load_state_dict(state)
+        assert list(batches) == []
+        assert list(islice(batches, 9)) == later
+
+
+def test_an_error_is_raised_where_it_is_and_what_follows_is_right():
+    data = Stream(Damaged([9, 7, 8]), lanes=3, epoch_size=18)
+    found, errors = [], 0
+    with Loader.from_dataset(data, None, collate_fn=tuple) as loader:
+        batches = iter(loader)
+        for _ in range(18):
+            try:
+                found.append(next(batches))
+            except ValueError as exc:
+                errors += 1
+                notes = "".join(exc.__notes__)
+    expected = list(islice(stream([9, 7, 8], 3), 18))
+    assert "worker 1 of 3 of Damaged" in notes
+    assert errors == 3, "each time an item is wanted that comes after it in the share"
+    assert found == [item for item in expected if item[1] != 1 or item[0] < 12]
+
+
+@pytest.mark.parametrize("pick", ["weights", "round robin"])
+def test_a_mix_of_such_streams(pick):
+    """Seen to fail with a Mix that does not tell its `sets_worker_info`."""
+
+    def build(workers=0):
+        one = Stream(Split([9, 7, 8]), lanes=2, epoch_size=20)
+        two = Stream(Draws([5, 4]), lanes=2, epoch_size=20)
+        mix = Mix({"one": one, "two": two}, {"one": 0.7, "two": 0.3} if pick == "weights" else {"one": 1, "two": 1}, epoch_size=60)
+        return Loader.from_dataset(mix, None, collate_fn=tuple, num_workers=workers, multiprocessing_context="fork" if workers else None)
+
+    with build() as batches:
+        whole = list(batches)
+    assert [item for item in whole if type(item[1]) is int] == list(islice(stream([9, 7, 8], 2), sum(type(item[1]) is int for item in whole)))
+    with build(2) as batches:
+        assert list(batches) == whole
+    for at in (1, 13, 40):
+        with build() as batches:
+            list(islice(batches, at))
+            state = batches.state_dict()
+        with build(3) as batches:
+            batches.load_state_dict(state)
+            assert list(batches) == whole[at:]
+    with pytest.raises(ValueError, match="one worker info per process"):
+        mix = Mix({"one": Stream(Split([9, 7]), lanes=2, epoch_size=20)}, {"one": 1}, epoch_size=60)
+        Loader.from_dataset(mix, None, num_workers=2, method="thread")

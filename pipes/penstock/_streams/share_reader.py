@@ -20,6 +20,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock._errors import is_own_error
 from penstock._fetch.dataset_facts import is_stateful
+from penstock._fetch.held import EndOfWalk
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._streams.share_states import checksum_of_item
 
@@ -40,7 +41,7 @@ class Share(NamedTuple):
     seed: int
 
 
-class LaneInfo(torch_worker.WorkerInfo):
+class LaneInfo(torch_worker.WorkerInfo, EndOfWalk):
     """What ``get_worker_info`` returns to a copy. Notes whether it was asked for what tells workers apart."""
 
     asked = False
@@ -80,7 +81,7 @@ def seen_as(info: LaneInfo) -> Iterator[None]:
 
 
 @final
-class ShareReader(Iterator[Any]):
+class ShareReader(Iterator[Any], EndOfWalk):
     """The items of ``share``, from its beginning on. For one thread at a time.
 
     Args:

@@ -24,6 +24,7 @@ from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_copies import DatasetCopies
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.encoding import decoded, encoded
+from penstock._fetch.error_policy import annotate
 from penstock._fetch.first_items import MOST, FirstItems
 from penstock._random.lane_order import MOST_LANES
 from penstock._random.sample_rng import epoch_word
@@ -162,10 +163,10 @@ class WorkerShares:
         """``share`` was read to its end.
 
         Raises:
-            ValueError: A stream has a worker without items.
+            GraphError: A stream has a worker without items.
         """
         if self._endless and not reader.n:
-            raise ValueError(
+            raise GraphError(
                 f"{self.label(share.worker)} yields no item in pass {share.pass_}, so its lane would read what another one does. Pass lanes= of at most the number of its shards (files)."
             )
         if self.copies.changed():
@@ -240,7 +241,12 @@ class ShareRecords(Iterator[Any]):
             self._items = iter_with_retries(
                 self._opened, self._share.worker, self._of.label(self._share.worker), start=start, **self._options
             )
-        item = next(self._items, _END)
+        try:
+            item = next(self._items, _END)
+        except ValueError as exc:
+            if "read-only" in str(exc):
+                annotate(exc, "all lanes of a process share arrays of more than 64 KB: copy one in __iter__, before it is changed")
+            raise
         reader = self._reader
         assert reader is not None
         if self._first is not None and (reader.n <= CHECKED or item is _END):
