@@ -196,7 +196,7 @@ def test_draws_are_the_same_with_any_workers_and_after_any_resume(kind):
     with loader(lengths, 3, n, kind) as batches:
         whole = list(batches)
     drawn = [draws for _, draws in whole if draws is not None]
-    assert len({*drawn}) == len(drawn) > 50
+    assert len({*drawn}) == len(drawn) > 30
     for workers in (1, 2, 3):
         with loader(lengths, 3, n, kind, num_workers=workers, multiprocessing_context="fork") as batches:
             assert list(batches) == whole
@@ -239,7 +239,7 @@ def test_a_reader_thread_reads_only_while_the_consumer_waits(kind):
 
 @pytest.mark.parametrize("way", [INLINE, FORK])
 def test_after_close_nothing_lives(way, tmp_path, monkeypatch):
-    """No copy, no file. Seen to fail with a folder that is never deleted."""
+    """No copy, no file. Seen to fail: inline, the copies stayed open."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for make in (lambda: loader([90, 120], 2, 500, Saved, **way), lambda: Loader.from_dataset(Saved([90, 120]), 2, lanes=2, **way)):
         batches = make()
@@ -316,7 +316,6 @@ def test_skipping_goes_on_with_the_next_pass(way):
     again = Stream(Damaged([9, 7, 8]), lanes=3, epoch_size=60, on_error="skip")
     with Loader.from_dataset(again, None, collate_fn=tuple, on_error="skip") as batches:
         batches.load_state_dict(state)
-        assert list(batches) == []
         assert list(islice(batches, 9)) == later
 
 
@@ -349,7 +348,9 @@ def test_a_mix_of_such_streams(pick):
 
     with build() as batches:
         whole = list(batches)
-    assert [item for item in whole if type(item[1]) is int] == list(islice(stream([9, 7, 8], 2), sum(type(item[1]) is int for item in whole)))
+    for lane in range(2):
+        found = [item for item in whole[lane::2] if type(item[1]) is int]
+        assert found == list(islice(stream([9, 7, 8], 2), lane, 2 * len(found), 2))
     with build(2) as batches:
         assert list(batches) == whole
     for at in (1, 13, 40):
