@@ -78,12 +78,12 @@ class Strikes:
     Args:
         handler: Called at that line; most raise something.
         passed: Lines of ``__next__`` with one of these texts are not struck.
-        within: Where the files are whose lines are struck.
+        within: Beginnings of the files whose lines are struck.
         each_time: A line that an act runs several times is struck at each of them.
     """
 
     def __init__(
-        self, handler: Callable[[], Any] = stop, *, passed: Sequence[str] = (), within: str = PACKAGE, each_time: bool = False
+        self, handler: Callable[[], Any] = stop, *, passed: Sequence[str] = (), within: str | tuple[str, ...] = PACKAGE, each_time: bool = False
     ) -> None:
         self.handler, self.passed, self.within, self.each_time = handler, passed, within, each_time
         self.at: set[tuple[str, int, int, int]] = set()
@@ -136,7 +136,7 @@ class Strikes:
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return (
             frame.f_code.co_code[frame.f_lasti] == POP_EXCEPT
-            or text.startswith(("with ", "signal.pthread_sigmask(signal.SIG_SETMASK"))
+            or text.startswith(("with ", "signal.pthread_sigmask(signal.SIG_SETMASK", "torch_worker._worker_info = before"))
             or text == "return item"
             or (frame.f_code.co_name == "__next__" and text in self.passed)
         )

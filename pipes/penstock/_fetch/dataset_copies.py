@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from penstock._errors import GraphError, is_own_error
+from penstock._fetch.held import EndOfWalk
 
 LARGE: Final = 2**16
 """Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
@@ -19,13 +20,11 @@ _SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type
 
 
 @final
-class DatasetCopies:
+class DatasetCopies(EndOfWalk):
     """Makes copies of ``dataset`` as it is when the first one is made, in each process.
 
     Copies share functions, classes, and arrays and tensors over 64 KB: one copy of a 10 GB array per lane would not fit, and of a memory map it would be read
     whole. A shared array cannot be written to, because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
-
-    A walk over what the user's objects hold ends here (`held`): nobody else may seed a generator that copies begin with.
 
     Args:
         dataset: Anything that pickle can copy. Its functions may be local ones.

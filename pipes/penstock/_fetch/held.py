@@ -30,7 +30,14 @@ _ITEMS: Final = 10_000
 """Items of one container that a walk looks at. A container with more of them holds data."""
 _MANY: Final = 64
 """A container with more items holds data rather than parts: its items are visited after everything else."""
+
+
+class EndOfWalk:
+    """A walk ends here: what such an object holds belongs to it alone, and is not to be seeded, watched, or told the epoch."""
+
+
 _PLAIN: Final = (
+    EndOfWalk,
     *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, CodeType, PurePath),
     io.IOBase,  # an open remote file holds its client, of tens of thousands of objects
     *(np.dtype, np.ndarray, np.generic, torch.dtype, torch.device, torch.Tensor),

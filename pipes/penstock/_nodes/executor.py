@@ -155,6 +155,9 @@ class Executor:
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
+        data: Any = getattr(self._work, "dataset", None)
+        if getattr(data, "sets_worker_info", False) is True and hasattr(data, "close"):
+            data.close()  # it holds copies of the user's dataset
 
     def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers

@@ -124,12 +124,12 @@ class _Lane:
             while self._at < number * size and next(run, _END) is not _END:
                 self._at += 1
             samples = [item if transform is None else run.applied(transform, item) for item in islice(run, size)]
+            self._at, self._failed = self._at + len(samples), None
         except BaseException as exc:
             self.close()
             if isinstance(exc, Exception) and is_own_error(exc):
                 self._epoch, self._failed = epoch, (number, exc)
             raise
-        self._at += len(samples)
         if len(samples) < size:
             self._batches = self._at // size if self._of.drop_last else -(-self._at // size)
             if number >= self._batches:

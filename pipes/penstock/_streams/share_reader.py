@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock._errors import is_own_error
+from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.dataset_facts import is_stateful
+from penstock._fetch.held import EndOfWalk
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._streams.share_states import checksum_of_item
 
@@ -40,7 +41,7 @@ class Share(NamedTuple):
     seed: int
 
 
-class LaneInfo(torch_worker.WorkerInfo):
+class LaneInfo(torch_worker.WorkerInfo, EndOfWalk):
     """What ``get_worker_info`` returns to a copy. Notes whether it was asked for what tells workers apart."""
 
     asked = False
@@ -72,15 +73,16 @@ if hasattr(os, "register_at_fork"):
 def seen_as(info: LaneInfo) -> Iterator[None]:
     """In this context ``get_worker_info`` returns ``info``."""
     with _one_at_a_time:
-        before, torch_worker._worker_info = torch_worker._worker_info, info
+        before = torch_worker._worker_info
         try:
+            torch_worker._worker_info = info
             yield
         finally:
             torch_worker._worker_info = before
 
 
 @final
-class ShareReader(Iterator[Any]):
+class ShareReader(Iterator[Any], EndOfWalk):
     """The items of ``share``, from its beginning on. For one thread at a time.
 
     Args:
@@ -160,13 +162,14 @@ class ShareReader(Iterator[Any]):
     def close(self) -> None:
         """Close the iterator of the copy."""
         if callable(close := getattr(self._iterator, "close", None)):
-            with contextlib.suppress(Exception):
+            with suppress_own():
                 close()
 
     def _next(self) -> Any:
         with _one_at_a_time:  # `seen_as`, inlined
-            before, torch_worker._worker_info = torch_worker._worker_info, self._info
+            before = torch_worker._worker_info
             try:
+                torch_worker._worker_info = self._info
                 if self._iterator is None:
                     self._begin()
                 return next(self._iterator)

@@ -24,6 +24,7 @@ from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_copies import DatasetCopies
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.encoding import decoded, encoded
+from penstock._fetch.error_policy import annotate
 from penstock._fetch.first_items import MOST, FirstItems
 from penstock._random.lane_order import MOST_LANES
 from penstock._random.sample_rng import epoch_word
@@ -118,7 +119,7 @@ class WorkerShares:
     def marks(self) -> tuple[int, ...]:
         """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown. See `FirstItems`."""
         found = self._run.read("trial")
-        return tuple(json.loads(found)["marks"]) if found else ()
+        return tuple(json.loads(found)) if found else ()
 
     def warn_once(self, what: str, text: str) -> None:
         """Log a warning, in one of the loader's processes."""
@@ -148,12 +149,8 @@ class WorkerShares:
             )
         if share.pass_ > 0 or len({*sums}) < 2:
             return
-        if share.worker == 0 and (found := self._run.read("trial")) and json.loads(found)["sums"][: len(sums)] != sums:
-            self.warn_once(
-                "other items",
-                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
-                f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
-            )
+        if share.worker == 0:
+            self._compare(sums)
         note = f"begins {' '.join(sums)}"
         if not self._run.first(note, str(share.worker)) and (other := self._run.read(note)) != str(share.worker):
             self.warn_once(
@@ -166,10 +163,10 @@ class WorkerShares:
         """``share`` was read to its end.
 
         Raises:
-            ValueError: A stream has a worker without items.
+            GraphError: A stream has a worker without items.
         """
         if self._endless and not reader.n:
-            raise ValueError(
+            raise GraphError(
                 f"{self.label(share.worker)} yields no item in pass {share.pass_}, so its lane would read what another one does. Pass lanes= of at most the number of its shards (files)."
             )
         if self.copies.changed():
@@ -192,10 +189,26 @@ class WorkerShares:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
         if self._run.first("trying"):
             reader, first = self.reader(self._share(0, 0, seed)), FirstItems()
-            items = list(islice(reader, MOST))
-            reader.close()
+            try:
+                items = list(islice(reader, MOST))
+            except Exception as exc:
+                if not is_own_error(exc):
+                    raise
+                return  # whoever reads this item will see it
+            finally:
+                reader.close()
             first.add(items, ended=True)
-            self._run.first("trial", json.dumps({"sums": [*map(checksum_of_item, items)], "marks": first.marks}))
+            self._run.first("trial", json.dumps(first.marks))
+            self._compare([*map(checksum_of_item, items[:CHECKED])])
+
+    def _compare(self, sums: list[str]) -> None:
+        """Worker 0 began with items of these checksums, in any process."""
+        if not self._run.first("head", text := " ".join(sums)) and self._run.read("head") not in ("", text):
+            self.warn_once(
+                "other items",
+                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
+                f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
+            )
 
 
 @final
@@ -217,7 +230,10 @@ class ShareRecords(Iterator[Any]):
     def seek(self, n: int) -> int:
         """Move as near to item ``n`` as a state of the dataset allows, and not beyond. Returns the number of the next item."""
         self._sought = self._nearest(n)
-        return 0 if self._sought is None else self._sought.n
+        if self._sought is None:
+            return 0
+        self._first = None
+        return self._sought.n
 
     def __next__(self) -> Any:
         if self._items is None:
@@ -225,7 +241,12 @@ class ShareRecords(Iterator[Any]):
             self._items = iter_with_retries(
                 self._opened, self._share.worker, self._of.label(self._share.worker), start=start, **self._options
             )
-        item = next(self._items, _END)
+        try:
+            item = next(self._items, _END)
+        except ValueError as exc:
+            if "read-only" in str(exc):
+                annotate(exc, "all lanes of a process share arrays of more than 64 KB: copy one in __iter__, before it is changed")
+            raise
         reader = self._reader
         assert reader is not None
         if self._first is not None and (reader.n <= CHECKED or item is _END):
@@ -280,6 +301,8 @@ class ShareRecords(Iterator[Any]):
             self._sums.append(checksum_of_item(item))
             if len(self._sums) == CHECKED:
                 mark, self._taken = Mark(self._share.pass_, *self._taken, self._sums), None
+                if len({*self._sums}) < 2:  # equal items prove nothing: a state that is off by one leads to them too
+                    return
                 if not states.proved:
                     states.proved = True
                     close(self._at(mark))

@@ -1,0 +1,208 @@
+"""Loader.from_dataset(dataset, lanes=L) is DataLoader(dataset, num_workers=L), batch for batch and epoch after epoch, with any workers, and resumes anywhere."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+import torch
+from by_worker import Draws, Split, share
+from pairwise import pairwise
+from torch.utils.data import DataLoader, get_worker_info
+from ways import SPAWN
+
+import penstock
+from penstock import Loader
+from penstock.testing import assert_resumes_everywhere, plain
+
+LANES = 4
+SHARES = {
+    "unequal": [7, 3, 12, 5],
+    "empty workers": [0, 6, 0, 3],
+    "all empty": [0, 0, 0, 0],
+    "shorter than the lanes": [2, 1],
+    "several shards": [3, 1, 4, 1, 5, 9, 2, 6],
+}
+BATCHES = {"None": {"batch_size": None}, "1": {"batch_size": 1}, "4": {"batch_size": 4}, "4, drop_last": {"batch_size": 4, "drop_last": True}}
+
+
+def fork(workers):
+    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+
+
+def own(lengths, kind=Split, **words):
+    return Loader.from_dataset(kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words})
+
+
+def expected(lengths, epoch, batch_size, drop_last=False):
+    """The batches of an epoch by the rule alone: the workers yield batches in turn, and one that has ended is left out."""
+    size, dealt = batch_size or 1, []
+    for worker in range(LANES):
+        items = share(lengths, LANES, worker, epoch)
+        batches = [items[k : k + size] for k in range(0, len(items), size)]
+        dealt.append([one for one in batches if len(one) == size or not drop_last])
+    turns = [batches[j] for j in range(max(map(len, dealt))) for batches in dealt if j < len(batches)]
+    return turns if batch_size else [one for (one,) in turns]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(("shares", "batches"), pairwise(SHARES, BATCHES))
+def test_the_rule_is_that_of_a_data_loader(shares, batches):
+    data = Split(SHARES[shares])
+    theirs = DataLoader(data, num_workers=LANES, collate_fn=list if BATCHES[batches]["batch_size"] else tuple, **BATCHES[batches])
+    for epoch in (0, 2):
+        data.set_epoch(epoch)
+        assert list(theirs) == expected(SHARES[shares], epoch, **BATCHES[batches])
+
+
+@pytest.mark.parametrize(("shares", "batches", "workers"), pairwise(SHARES, BATCHES, [0, 1, 2, 3]))
+def test_batch_for_batch_in_several_epochs(shares, batches, workers):
+    """Seen to fail with slots past the end of one lane that end the epoch, and with ends of the epoch before."""
+    with own(SHARES[shares], **BATCHES[batches], **fork(workers)) as loader:
+        for epoch in range(3):
+            assert list(loader) == expected(SHARES[shares], epoch, **BATCHES[batches])
+        loader.set_epoch(0)
+        assert list(loader) == expected(SHARES[shares], 0, **BATCHES[batches])
+
+
+@pytest.mark.parametrize("way", [SPAWN])
+def test_in_new_interpreters(way):
+    with own(SHARES["unequal"], batch_size=4, **way) as loader:
+        for epoch in range(2):
+            assert list(loader) == expected(SHARES["unequal"], epoch, 4)
+
+
+@pytest.mark.parametrize("kind", [Split, Draws])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_resumes_everywhere(kind, workers):
+    """Seen to fail with a lane that begins an item late."""
+    assert_resumes_everywhere(lambda: own([5, 3, 0, 6], kind, batch_size=2, **fork(workers)), steps=20)
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares):
+    """Seen to fail with a state that counts batches and not slots."""
+    lengths, states = SHARES[shares], []
+    with own(lengths, batch_size=2) as loader:
+        states.append(json.dumps(loader.state_dict()))
+        for _ in loader:
+            states.append(json.dumps(loader.state_dict()))
+    whole = expected(lengths, 0, 2)
+    for workers in (0, 1, 3):
+        for done, state in enumerate(states) if not workers else list(enumerate(states))[:: max(1, len(states) // 3)]:
+            with own(lengths, batch_size=2, **fork(workers)) as resumed:
+                resumed.load_state_dict(json.loads(state))
+                assert list(resumed) == whole[done:]
+                assert list(resumed) == expected(lengths, 1, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_left_early_the_next_epoch_is_whole(workers):
+    lengths = SHARES["unequal"]
+    with own(lengths, batch_size=2, **fork(workers)) as loader:
+        for epoch, stop in enumerate((1, 5, 3, 100)):
+            assert list(islice(loader, stop)) == expected(lengths, epoch, 2)[:stop]
+            loader.end_epoch()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_infinite(workers):
+    lengths = SHARES["empty workers"]
+    with own(lengths, batch_size=2, infinite=True, **fork(workers)) as loader:
+        whole = [batch for epoch in range(4) for batch in expected(lengths, epoch, 2)]
+        assert list(islice(loader, len(whole))) == whole
+
+
+class Long(Split):
+    def __len__(self):
+        return sum(self.lengths)
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+def test_its_length_is_that_of_a_data_loader(batches):
+    words = BATCHES[batches]
+    assert len(own([7, 3, 12, 5], Long, **words)) == len(DataLoader(Long([7, 3, 12, 5]), num_workers=0, **words))
+    with pytest.raises(TypeError):
+        len(own([7, 3], **words))
+
+
+def transformed(item):
+    return (*item, penstock.sample().index, penstock.sample().epoch, penstock.sample().rng.random())
+
+
+def collated(samples):
+    info = get_worker_info()
+    return info.id, info.num_workers, samples
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_transform_sees_the_item_and_collate_fn_the_worker(workers):
+    """Seen to fail with a transform in the sample of the whole batch, and with a collate_fn outside of `seen_as`."""
+    lengths = SHARES["unequal"]
+    with own(lengths, batch_size=3, transform=transformed, collate_fn=collated, **fork(workers)) as loader:
+        first, second = list(loader), list(loader)
+    for epoch, read in ((0, first), (1, second)):
+        assert [[sample[:2] for sample in samples] for _, _, samples in read] == expected(lengths, epoch, 3)
+        for worker, lanes, samples in read:
+            assert lanes == LANES
+            items = share(lengths, LANES, worker, epoch)
+            assert [sample[2:4] for sample in samples] == [(items.index(sample[:2]), epoch) for sample in samples]
+    drawn = [sample[4] for _, _, samples in first + second for sample in samples]
+    assert len({*drawn}) == len(drawn)
+    with own(lengths, batch_size=3, transform=transformed, collate_fn=collated) as loader:
+        assert [list(loader), list(loader)] == [first, second]
+
+
+def test_worker_init_fn_sees_the_real_workers(tmp_path):
+    def init(worker):
+        (tmp_path / str(worker)).write_text(str(get_worker_info().num_workers))
+
+    with own(SHARES["unequal"], batch_size=2, worker_init_fn=init, **fork(2)) as loader:
+        assert list(loader) == expected(SHARES["unequal"], 0, 2)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"0": "2", "1": "2"}
+
+
+def test_default_collate_and_convert():
+    for words in ({"batch_size": 3}, {"batch_size": None}):
+        with Loader.from_dataset(Split([4, 4]), lanes=1, **words) as loader:
+            theirs = list(DataLoader(Split([4, 4]), num_workers=1, **words))
+            assert plain(list(loader)) == plain(theirs)
+
+
+class Fails(Split):
+    """Raises at an item, as long as ``failing`` is there."""
+
+    def __init__(self, lengths, failing):
+        super().__init__(lengths)
+        self.failing = failing
+
+    def __iter__(self):
+        for item in self.own():
+            if item == (3, 0) and self.failing.exists():
+                raise ValueError("damaged")
+            yield item
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_is_raised_once_and_is_no_end(tmp_path, workers):
+    """Seen to fail: the batches of that worker behind the error were refused, even after a state from before it had been loaded."""
+    failing = tmp_path / "failing"
+    failing.touch()
+    whole = expected(SHARES["unequal"], 0, 2)
+    with own(SHARES["unequal"], lambda lengths: Fails(lengths, failing), batch_size=2, **fork(workers)) as loader:
+        found, errors = [], []
+        batches = iter(loader)
+        before = loader.state_dict()
+        for _ in range(30):
+            try:
+                found.append(next(batches))
+            except (ValueError, penstock.SourceError) as exc:
+                errors.append(type(exc))
+        assert errors[0] is ValueError
+        assert {*errors[1:]} == {penstock.SourceError}
+        assert found == [batch for batch in whole if batch[0][1] != 0 or batch == [(0, 0), (1, 0)]]
+        failing.unlink()
+        loader.load_state_dict(before)
+        assert list(loader) == whole
+        assert list(loader) == expected(SHARES["unequal"], 1, 2)

@@ -1,0 +1,120 @@
+"""Hugging Face's streaming datasets split themselves by worker, shuffle by epoch, and have a state that drops their shuffle buffer."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+from torch.utils.data import DataLoader
+
+import penstock
+from penstock import Loader, Stream
+from penstock._streams import worker_shares
+
+datasets = pytest.importorskip("datasets")
+
+LANES = 4
+
+
+def rows(shards):
+    for shard in shards:
+        for k in range(5 + 3 * shard):
+            yield {"x": 100 * shard + k}
+
+
+def doubled(row):
+    return {"x": 2 * row["x"]}
+
+
+def generated():
+    return datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [*range(8)]})
+
+
+def sharded():
+    return datasets.Dataset.from_dict({"x": [*range(140)]}).to_iterable_dataset(8)
+
+
+KINDS = {
+    "generator": generated,
+    "generator, map": lambda: generated().map(doubled),
+    "shards": sharded,
+    "shards, shuffle": lambda: sharded().shuffle(seed=3, buffer_size=10),
+    "shards, shuffle, map": lambda: sharded().shuffle(seed=3, buffer_size=10).map(doubled),
+}
+
+
+def numbers(batch):
+    return [row["x"] for row in batch] if isinstance(batch, list) else batch["x"]
+
+
+def fork(workers):
+    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+
+
+def in_epochs(kind, workers=0, folder=None):
+    return Loader.from_dataset(KINDS[kind](), 4, lanes=LANES, collate_fn=numbers, bookmarks=folder, **fork(workers))
+
+
+def endless(kind, workers=0, folder=True):
+    data = Stream(KINDS[kind](), lanes=LANES, epoch_size=200, bookmarks=folder)
+    return Loader.from_dataset(data, None, collate_fn=numbers, **fork(workers))
+
+
+def as_torch(kind, batch_size, epochs):
+    data = KINDS[kind]()
+    loader, found = DataLoader(data, batch_size, num_workers=LANES, collate_fn=numbers), []
+    for epoch in range(epochs):
+        data.set_epoch(epoch)
+        found.append([*loader])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _marks_at_once(monkeypatch):
+    monkeypatch.setattr(worker_shares, "LEAST_S", 0.0)
+    monkeypatch.setattr(worker_shares, "SHARE_OF_TIME", float("inf"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_a_data_loader_and_resumes(kind, tmp_path, caplog):
+    """Seen to fail with a copy whose epoch, a tensor in shared memory, is that of all copies."""
+    whole = as_torch(kind, 4, 3)
+    assert whole[0] != whole[1] or "shuffle" not in kind
+    with in_epochs(kind) as loader:
+        states, found = [], []
+        for batch in loader:
+            found.append(batch)
+            states.append(loader.state_dict())
+        assert [found, list(loader), list(loader)] == whole
+    with in_epochs(kind, 2) as loader:
+        assert [list(loader), list(loader)] == whole[:2]
+    for at in (0, len(states) // 2, len(states) - 1):
+        for workers in (0, 2):
+            with in_epochs(kind, workers, tmp_path) as loader:
+                loader.load_state_dict(json.loads(json.dumps(states[at])))
+                assert [list(loader), list(loader)] == [whole[0][at + 1 :], whole[1]]
+
+    (items,) = as_torch(kind, None, 1)
+    with endless(kind) as loader:
+        stream = list(loader) + list(loader)
+    assert stream[:52] == items[:52], "the shortest share has 13 items"
+    with endless(kind, 2) as loader:
+        assert list(loader) + list(loader) == stream
+    for at in (1, 50, 140, 199):
+        with endless(kind, 0, tmp_path) as loader:
+            list(islice(loader, at))
+            state = loader.state_dict()
+        with endless(kind, 2 * (at % 2), tmp_path) as loader:
+            loader.load_state_dict(state)
+            assert (list(loader) + list(loader)) == stream[at:]
+    others = [record.message for record in caplog.records if "is not used" not in record.message]
+    assert not others, others
+
+
+def test_more_lanes_than_shards_are_refused():
+    """Hugging Face stops the workers that have none; every item would come several times in a row."""
+    with pytest.raises(penstock.GraphError, match="yields no item in pass 0"):
+        list(Loader.from_dataset(Stream(sharded(), lanes=9, epoch_size=200), None))

@@ -1,0 +1,321 @@
+"""Marks: states of a dataset that is read in lanes. They save time, and whatever they hold, the sequence is the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+from itertools import islice
+
+import hypothesis.strategies as st
+import pytest
+from by_worker import OwnIterator, Restarting, Saved, Split, stream
+from global_draws import draw, generators
+from hypothesis import HealthCheck, given, settings
+from worker_pids import worker_pids
+
+from penstock import Loader, Stream
+from penstock._streams import worker_shares
+
+LENGTHS = [400, 300]
+LANES = 2
+
+
+@pytest.fixture(autouse=True)
+def _marks_at_once(monkeypatch):
+    """A mark every five items, in place of one a second."""
+    monkeypatch.setattr(worker_shares, "LEAST_S", 0.0)
+    monkeypatch.setattr(worker_shares, "SHARE_OF_TIME", float("inf"))
+
+
+@pytest.fixture
+def said(tmp_path):
+    """The log of all processes, as a function."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("penstock").addHandler(handler)
+    yield lambda: (tmp_path / "log").read_text().splitlines()
+    logging.getLogger("penstock").removeHandler(handler)
+    handler.close()
+
+
+def fork(workers):
+    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+
+
+def endless(data, folder, **words):
+    stream = Stream(data, lanes=LANES, epoch_size=100_000, bookmarks=folder)
+    return Loader.from_dataset(stream, **{"batch_size": None, "collate_fn": tuple, "seed": 3, **words})
+
+
+def in_epochs(data, folder, **words):
+    return Loader.from_dataset(data, **{"batch_size": None, "collate_fn": tuple, "seed": 3, "lanes": LANES, "bookmarks": folder, **words})
+
+
+def resumed(build, at, after):
+    """The items around a save point: those before it, and those of another run after it."""
+    with build() as loader:
+        before = list(islice(loader, at))
+        state = json.dumps(loader.state_dict())
+        assert len(state) < 1024
+        assert "at" not in json.loads(state)
+    with build() as loader:
+        loader.load_state_dict(json.loads(state))
+        return before + list(islice(loader, after))
+
+
+@pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
+@pytest.mark.parametrize("way", [endless, in_epochs])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_reads_few_items_again(tmp_path, said, kind, way, workers):
+    """Seen to fail with marks that are never used."""
+    read = tmp_path / "read"
+    found = resumed(lambda: way(kind(LENGTHS, read), tmp_path / "marks", **fork(workers)), 500, 20)
+    assert found == list(islice(stream(LENGTHS, LANES), 520))
+    assert len(read.read_text().splitlines()) < 500 + 20 + 8 + 100
+    assert said() == []
+
+
+@pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
+def test_a_resume_at_every_item(tmp_path, said, kind):
+    """Seen to fail: a share that began behind its first items compared its next ones with those of the trial, and said that they were others."""
+    lengths = [9, 6]
+    whole = list(islice(stream(lengths, LANES), 40))
+    for at in range(1, 34):
+        assert resumed(lambda at=at: endless(kind(lengths), tmp_path / str(at)), at, 6) == whole[: at + 6]
+    assert said() == []
+
+
+class Shuffled(Saved):
+    """Drops its shuffle buffer."""
+
+    def __iter__(self):
+        buffer, rng = [], random.Random(5)
+        for item in super().__iter__():
+            buffer.append(item)
+            if len(buffer) == 20:
+                yield buffer.pop(rng.randrange(20))
+        yield from buffer
+
+
+class OffByOne(Saved):
+    def __iter__(self):
+        own = [*self.own()]
+        while self.at < len(own):
+            yield own[self.at]
+            self.at += 1
+
+
+class OffByOneOverEqualItems(Saved):
+    """Labels: each comes seven times in a row."""
+
+    def __iter__(self):
+        own = [*self.own()]
+        while self.at < len(own):
+            yield own[self.at][0] // 7, own[self.at][1]
+            self.at += 1
+
+
+class Packs(Saved):
+    """Forgets the item with which the next pack begins."""
+
+    def __iter__(self):
+        pack = []
+        for item in super().__iter__():
+            if len(pack) == 3:
+                yield tuple(pack)
+                pack = []
+            pack.append(item[0])
+
+
+class Raises(Saved):
+    def state_dict(self):
+        raise ValueError("not now")
+
+
+class Large(Saved):
+    def state_dict(self):
+        return {"at": self.at, "buffer": b"0" * 10_000_000}
+
+
+class Objects(Saved):
+    def state_dict(self):
+        return {"at": self.at, "rng": random.Random(1)}
+
+
+class Refuses(Saved):
+    def load_state_dict(self, state):
+        raise KeyError("version")
+
+
+class Draws(Saved):
+    """Its ``state_dict`` and ``load_state_dict`` draw, which must not show."""
+
+    def state_dict(self):
+        draw()
+        return super().state_dict()
+
+    def load_state_dict(self, state):
+        draw()
+        super().load_state_dict(state)
+
+
+LIARS = [Shuffled, OffByOne, OffByOneOverEqualItems, Packs, Raises, Large, Objects, Refuses]
+
+
+@pytest.mark.parametrize("kind", LIARS)
+@pytest.mark.parametrize(("way", "workers"), [(endless, 0), (in_epochs, 0), (endless, 2)])
+def test_one_that_lies_is_read_again_and_said_once(tmp_path, said, kind, way, workers):
+    """Seen to fail with states that are used as they are, and with a warning in each process. Equal items prove nothing: they were a mark once."""
+    with way(kind(LENGTHS), tmp_path / "none") as loader:
+        whole = list(islice(loader, 130))
+    before = len(said())
+    assert before == 1
+    assert resumed(lambda: way(kind(LENGTHS), tmp_path / "marks", **fork(workers)), 100, 30) == whole
+    warned = said()[before:]
+    assert 1 <= len(warned) <= 2, "one for each loader"
+    assert all(f"the state_dict of {kind.__name__} is not used" in line for line in warned)
+
+
+class Live(Saved):
+    """Its ``state_dict`` is what it works with, and ``load_state_dict`` keeps what it is given."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths)
+        self.state = {"at": 0, "seen": []}
+
+    def __iter__(self):
+        own = [*self.own()]
+        while self.state["at"] < len(own):
+            self.state["at"] += 1
+            self.state["seen"] = [*self.state["seen"][-3:], self.state["at"]]
+            yield *own[self.state["at"] - 1], tuple(self.state["seen"])
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize("way", [endless, in_epochs])
+def test_a_state_that_changes_later_is_kept_as_it_was(tmp_path, said, way):
+    """Seen to fail with marks that are encoded only when they are written."""
+    with way(Live(LENGTHS), tmp_path / "none") as loader:
+        whole = list(islice(loader, 130))
+    assert resumed(lambda: way(Live(LENGTHS), tmp_path / "marks"), 100, 30) == whole
+    assert said() == []
+
+
+@pytest.mark.parametrize("way", [endless, in_epochs])
+def test_draws_around_a_state_do_not_show(tmp_path, way):
+    """Neither in the items nor in the caller's generators."""
+    before = generators()
+    assert resumed(lambda: way(Draws(LENGTHS), tmp_path), 100, 30) == list(islice(stream(LENGTHS, LANES), 130))
+    assert generators() == before
+
+
+class Drawn(Saved):
+    """Draws for each item from its number ``quiet`` on."""
+
+    quiet = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            yield item, draw() if self.at > self.quiet else None
+
+
+class DrawnLate(Drawn):
+    quiet = 80
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnLate])
+@pytest.mark.parametrize("at", [100, 190])
+def test_draws_are_the_same_after_a_state(tmp_path, said, kind, at):
+    """Seen to fail with items that are numbered from where the state stood."""
+    with endless(kind(LENGTHS), tmp_path / "none") as loader:
+        whole = list(islice(loader, at + 30))
+    assert resumed(lambda: endless(kind(LENGTHS), tmp_path / "marks"), at, 30) == whole
+    assert said() == []
+
+
+def test_whatever_becomes_of_the_marks(tmp_path_factory):
+    """Lines deleted, damaged, swapped between workers, or of another seed. Seen to fail with a line that is believed without its checksum."""
+    folder = tmp_path_factory.mktemp("marks")
+    for seed in (3, 4):
+        with endless(Saved(LENGTHS), folder / str(seed), seed=seed) as loader:
+            list(islice(loader, 600))
+            state = loader.state_dict() if seed == 3 else state
+    whole = list(islice(stream(LENGTHS, LANES), 620))[600:]
+    (marks,) = (folder / "3").glob("*/worker-0.jsonl")
+    kept = {file.name: file.read_text().splitlines() for file in marks.parent.iterdir()}
+    (other,) = (folder / "4").glob("*/worker-0.jsonl")
+    others = {file.name: file.read_text().splitlines() for file in other.parent.iterdir()}
+    assert all(len(lines) == 12 for lines in kept.values())
+
+    @given(data=st.data())
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def law(data):
+        for name, lines in kept.items():
+            swapped = next(those for its, those in kept.items() if its != name)
+            made = []
+            for k, line in enumerate(lines):
+                what = data.draw(st.sampled_from(["kept", "deleted", "damaged", "short", "swapped", "other seed", "noise"]))
+                damaged = line.replace('"at', '"ax') if k % 2 else line[:30] + chr(ord(line[30]) ^ 1) + line[31:]
+                turned = {
+                    "kept": line,
+                    "damaged": damaged,
+                    "short": line[:-7],
+                    "swapped": swapped[k],
+                    "other seed": others[name][k],
+                    "noise": "\x00\ud7ff {}",
+                }
+                made += [turned[what]] if what in turned else []
+            (marks.parent / name).write_text("".join(f"{line}\n" for line in made))
+        with endless(Saved(LENGTHS), folder / "3") as loader:
+            loader.load_state_dict(state)
+            assert list(islice(loader, 20)) == whole
+
+    law()
+
+
+@pytest.mark.parametrize("kind", [Saved, OwnIterator])
+def test_a_killed_worker_s_share_is_read_from_its_last_state(tmp_path, kind):
+    """A folder is not needed. Seen to fail with states in memory."""
+
+    class Stateless(Saved):
+        state_dict = load_state_dict = None
+
+    read = {}
+    for one in (kind, Stateless):
+        file = tmp_path / one.__name__
+        with endless(one(LENGTHS, file), True, **fork(1)) as loader:
+            batches = iter(loader)
+            found = list(islice(batches, 300))
+            os.kill(worker_pids()[0], signal.SIGKILL)
+            found += islice(batches, 60)
+        assert found == list(islice(stream(LENGTHS, LANES), 360))
+        read[one] = len(file.read_text().splitlines())
+    assert read[Stateless] > 600
+    assert read[kind] < 450
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, said):
+    (tmp_path / "marks").write_text("a file")
+    assert resumed(lambda: in_epochs(Saved(LENGTHS), tmp_path / "marks"), 100, 30) == list(islice(stream(LENGTHS, LANES), 130))
+    assert any("costs only time" in line for line in said())
+
+
+def test_steps_hold_items_so_states_are_not_used(tmp_path):
+    """Seen to fail with states under `Shuffle`."""
+    from penstock import Shuffle
+
+    def build(folder):
+        data = Stream(Saved(LENGTHS), lanes=LANES, epoch_size=1000, steps=[Shuffle(16)], bookmarks=folder)
+        return Loader.from_dataset(data, None, collate_fn=tuple, seed=3)
+
+    with build(tmp_path / "none") as loader:
+        whole = list(islice(loader, 330))
+    assert resumed(lambda: build(tmp_path / "marks"), 300, 30) == whole
+    assert not list(tmp_path.glob("marks/*/worker-*"))
