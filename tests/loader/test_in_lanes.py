@@ -6,7 +6,6 @@ import json
 from itertools import islice
 
 import pytest
-import torch
 from by_worker import Draws, Split, share
 from pairwise import pairwise
 from torch.utils.data import DataLoader, get_worker_info
@@ -24,7 +23,12 @@ SHARES = {
     "shorter than the lanes": [2, 1],
     "several shards": [3, 1, 4, 1, 5, 9, 2, 6],
 }
-BATCHES = {"None": {"batch_size": None}, "1": {"batch_size": 1}, "4": {"batch_size": 4}, "4, drop_last": {"batch_size": 4, "drop_last": True}}
+BATCHES = {
+    "None": {"batch_size": None},
+    "1": {"batch_size": 1},
+    "4": {"batch_size": 4},
+    "4, drop_last": {"batch_size": 4, "drop_last": True},
+}
 
 
 def fork(workers):
@@ -32,7 +36,9 @@ def fork(workers):
 
 
 def own(lengths, kind=Split, **words):
-    return Loader.from_dataset(kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words})
+    return Loader.from_dataset(
+        kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words}
+    )
 
 
 def expected(lengths, epoch, batch_size, drop_last=False):

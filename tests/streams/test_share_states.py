@@ -11,7 +11,7 @@ from itertools import islice
 
 import hypothesis.strategies as st
 import pytest
-from by_worker import OwnIterator, Restarting, Saved, Split, stream
+from by_worker import OwnIterator, Restarting, Saved, stream
 from global_draws import draw, generators
 from hypothesis import HealthCheck, given, settings
 from worker_pids import worker_pids

@@ -172,6 +172,7 @@ class FirstNode(IndexNode[T]):
     __module__ = "penstock.nodes"
 
     compared = False  # whether `note` will be asked; set before anything is read
+    has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(None)

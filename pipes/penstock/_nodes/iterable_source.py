@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._errors import GraphError, Once, StateError, StateMismatch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock._errors import GraphError, Once, StateError, StateMismatch, first_time
 from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import FirstItems
@@ -32,7 +35,7 @@ from penstock._nodes.stream_rng import START, StreamRng
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
 
@@ -160,6 +163,7 @@ class IterableSource(FirstNode[Indices]):
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._once = Once()
+        self._may_ask = isinstance(self.iterable, IterableDataset)
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
@@ -200,6 +204,9 @@ class IterableSource(FirstNode[Indices]):
         taken: list[Indices] = []
         if n == 0 or place["ended"]:
             return taken, place
+        if self._may_ask:
+            with self._asks():
+                return self.read(place, n, every, first)
         if place is not self._stands:
             self._go(place)
         used = self._used
@@ -265,6 +272,23 @@ class IterableSource(FirstNode[Indices]):
 
     def shutdown(self) -> None:
         self._reader.shutdown()
+
+    @contextlib.contextmanager
+    def _asks(self) -> Iterator[None]:
+        """While the first items are read, look whether the iterable asks which worker it is. If so, it could be read in lanes."""
+        self._may_ask, before, asked, question = False, sys.getprofile(), [], get_worker_info.__code__
+        sys.setprofile(lambda frame, event, arg: asked.append(event) if frame.f_code is question else None)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+        if asked and first_time("lanes", type(self.iterable)):
+            log.log(
+                logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
+                "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it in parallel, and each rank only its part; but it is read in the "
+                "training process. Pass lanes= to Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
+                type(self.iterable).__name__,
+            )
 
     # Where an epoch begins.
 
