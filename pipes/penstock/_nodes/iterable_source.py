@@ -276,12 +276,15 @@ class IterableSource(FirstNode[Indices]):
     @contextlib.contextmanager
     def _asks(self) -> Iterator[None]:
         """While the first items are read, look whether the iterable asks which worker it is. If so, it could be read in lanes."""
-        self._may_ask, before, asked, question = False, sys.getprofile(), [], get_worker_info.__code__
+        self._may_ask, asked, question = False, [], get_worker_info.__code__
+        if sys.getprofile() is not None:  # one written in C could not be put back
+            yield
+            return
         sys.setprofile(lambda frame, event, arg: asked.append(event) if frame.f_code is question else None)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(None)
         if asked and first_time("lanes", type(self.iterable)):
             log.log(
                 logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
