@@ -9,7 +9,6 @@ from itertools import islice
 
 import hypothesis.strategies as st
 import pytest
-import torch
 from by_worker import Draws, Split, share
 from hypothesis import given, settings
 from pairwise import pairwise
@@ -29,7 +28,12 @@ SHARES = {
     "shorter than the lanes": [2, 1],
     "several shards": [3, 1, 4, 1, 5, 9, 2, 6],
 }
-BATCHES = {"None": {"batch_size": None}, "1": {"batch_size": 1}, "4": {"batch_size": 4}, "4, drop_last": {"batch_size": 4, "drop_last": True}}
+BATCHES = {
+    "None": {"batch_size": None},
+    "1": {"batch_size": 1},
+    "4": {"batch_size": 4},
+    "4, drop_last": {"batch_size": 4, "drop_last": True},
+}
 
 
 def fork(workers):
@@ -37,7 +41,9 @@ def fork(workers):
 
 
 def own(lengths, kind=Split, **words):
-    return Loader.from_dataset(kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words})
+    return Loader.from_dataset(
+        kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words}
+    )
 
 
 def expected(lengths, epoch, batch_size, drop_last=False):
@@ -91,8 +97,7 @@ def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares
     lengths, states = SHARES[shares], []
     with own(lengths, batch_size=2) as loader:
         states.append(json.dumps(loader.state_dict()))
-        for _ in loader:
-            states.append(json.dumps(loader.state_dict()))
+        states += [json.dumps(loader.state_dict()) for _ in loader]
     whole = expected(lengths, 0, 2)
     for workers in (0, 1, 3):
         for done, state in enumerate(states) if not workers else list(enumerate(states))[:: max(1, len(states) // 3)]:

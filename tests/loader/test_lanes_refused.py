@@ -6,11 +6,12 @@ import itertools
 import logging
 import random
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from by_worker import Draws, Split, share, stream
+from by_worker import Split, share, stream
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import penstock
@@ -79,7 +80,10 @@ class AsksHowMany(Whole):
 @pytest.mark.parametrize("kind", [Whole, AsksHowMany])
 def test_one_that_does_not_split_itself(way, workers, kind):
     """Seen to fail without `LaneInfo.asked`."""
-    with pytest.raises(GraphError, match=rf"(?s){kind.__name__} never asks for the id of its worker .*lanes=2 would yield all.*islice\(items, info.id, None") as raised:
+    with pytest.raises(
+        GraphError,
+        match=rf"(?s){kind.__name__} never asks for the id of its worker .*lanes=2 would yield all.*islice\(items, info.id, None",
+    ) as raised:
         read(way(kind(), **fork(workers)))
     assert "or pass lanes=1" in str(raised.value)
     assert read(way(kind(), lanes=1, size=12) if way is endless else way(kind(), lanes=1)) == [*range(12)]
@@ -126,8 +130,9 @@ class ByRank(Split):
 @both
 def test_one_that_splits_itself_by_rank(way):
     pytest.importorskip("datasets")
-    import datasets
     from datasets.distributed import split_dataset_by_node
+
+    import datasets
 
     whole = datasets.Dataset.from_dict({"x": [*range(12)]}).to_iterable_dataset(4)
     with pytest.raises(GraphError, match=r"lanes=2 would give every rank a share of its share.*split='own'"):
@@ -141,7 +146,9 @@ class Open(Split):
 
 
 @both
-@pytest.mark.parametrize("held", [lambda: (n for n in range(3)), threading.Lock, lambda: open(__file__)], ids=["generator", "lock", "file"])
+@pytest.mark.parametrize(
+    "held", [lambda: (n for n in range(3)), threading.Lock, partial(open, __file__)], ids=["generator", "lock", "file"]
+)
 def test_one_that_cannot_be_copied(way, held):
     data = Open(held())
     with pytest.raises(GraphError, match=r"Open cannot be copied .*Open files and connections, and make generators and locks, in __iter__"):
@@ -228,7 +235,11 @@ def test_one_that_is_not_deterministic_is_said_once(way, workers, said):
 
 
 REFUSED = {
-    "threads": ({"num_workers": 2, "method": "thread"}, ValueError, "method='thread'.*torch has one worker info per process.*num_workers=0"),
+    "threads": (
+        {"num_workers": 2, "method": "thread"},
+        ValueError,
+        "method='thread'.*torch has one worker info per process.*num_workers=0",
+    ),
     "auto": ({"num_workers": "auto"}, ValueError, "num_workers='auto'.*Pass a number: num_workers=2"),
     "shuffle": ({"shuffle": True}, ValueError, "shuffle"),
     "sampler": ({"sampler": [0, 1]}, (TypeError, ValueError), "sampler"),
@@ -240,7 +251,11 @@ OF_EPOCHS = {
     "split": ({"split": "items"}, ValueError, "lanes=2 and split='items' exclude each other"),
     "in_order": ({"in_order": False}, ValueError, "lanes=2 and in_order=False exclude each other"),
     "on_error": ({"on_error": "skip"}, ValueError, "lanes=2 and on_error='skip' exclude each other"),
-    "ranks": ({"rank": 0, "world_size": 2}, GraphError, r"Split in its own epochs, which only one rank can do: 2 ranks.*penstock.Stream\(Split\(…\), lanes=…, epoch_size=…\)"),
+    "ranks": (
+        {"rank": 0, "world_size": 2},
+        GraphError,
+        r"Split in its own epochs, which only one rank can do: 2 ranks.*penstock.Stream\(Split\(…\), lanes=…, epoch_size=…\)",
+    ),
     "lanes 0": ({"lanes": 0}, ValueError, "lanes=0"),
     "lanes -1": ({"lanes": -1}, ValueError, "lanes=-1"),
     "lanes 65537": ({"lanes": 65537}, ValueError, "lanes=65537"),
@@ -267,7 +282,14 @@ def test_lanes_of_a_stream(lanes):
 def test_what_a_stream_is_made_of():
     with pytest.raises(TypeError, match=r"needs lanes=.*At most the number of its shards"):
         Stream(Split(LENGTHS), epoch_size=8)
-    for one in (TensorDataset(torch.arange(3)), Stream(Split(LENGTHS), lanes=2, epoch_size=8), Loader.from_dataset([1, 2]), [1, 2], 4, None):
+    for one in (
+        TensorDataset(torch.arange(3)),
+        Stream(Split(LENGTHS), lanes=2, epoch_size=8),
+        Loader.from_dataset([1, 2]),
+        [1, 2],
+        4,
+        None,
+    ):
         with pytest.raises(TypeError, match=r"IterableDataset, and \w+ is none"):
             Stream(one, lanes=2, epoch_size=8)
     for one in (TensorDataset(torch.arange(3)), Stream(Split(LENGTHS), lanes=2, epoch_size=8), [1, 2]):
@@ -279,7 +301,9 @@ def test_what_a_stream_is_made_of():
         Loader.from_dataset(Split(LENGTHS), bookmarks="x")
 
 
-@pytest.mark.parametrize(("name", "other"), [("lanes", {"lanes": 3}), ("batch_size", {"batch_size": 3}), ("drop_last", {"drop_last": True})])
+@pytest.mark.parametrize(
+    ("name", "other"), [("lanes", {"lanes": 3}), ("batch_size", {"batch_size": 3}), ("drop_last", {"drop_last": True})]
+)
 def test_a_state_of_other_epochs(name, other):
     """The slot in it counts batches of these sizes."""
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 import hypothesis.strategies as st
 import pytest
-from by_worker import OwnIterator, Restarting, Saved, Split, stream
+from by_worker import OwnIterator, Restarting, Saved, stream
 from global_draws import draw, generators
 from hypothesis import HealthCheck, given, settings
 from worker_pids import worker_pids
@@ -243,10 +243,10 @@ def test_draws_are_the_same_after_a_state(tmp_path, said, kind, at):
 def test_whatever_becomes_of_the_marks(tmp_path_factory):
     """Lines deleted, damaged, swapped between workers, or of another seed. Seen to fail with a line that is believed without its checksum."""
     folder = tmp_path_factory.mktemp("marks")
-    for seed in (3, 4):
+    for seed in (4, 3):
         with endless(Saved(LENGTHS), folder / str(seed), seed=seed) as loader:
             list(islice(loader, 600))
-            state = loader.state_dict() if seed == 3 else state
+            state = loader.state_dict()
     whole = list(islice(stream(LENGTHS, LANES), 620))[600:]
     (marks,) = (folder / "3").glob("*/worker-0.jsonl")
     kept = {file.name: file.read_text().splitlines() for file in marks.parent.iterdir()}

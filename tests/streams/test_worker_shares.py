@@ -54,7 +54,9 @@ def test_all_ranks_and_workers_together_read_one_sequence(ranks, workers, lanes)
     """Over two epochs that end within passes. Seen to fail with shares in which ``info.id`` is the number of the lane in every pass."""
     read = []
     for rank in range(ranks):
-        with loader(lanes=lanes, rank=rank, world_size=ranks, num_workers=workers, multiprocessing_context="fork" if workers else None) as own:
+        with loader(
+            lanes=lanes, rank=rank, world_size=ranks, num_workers=workers, multiprocessing_context="fork" if workers else None
+        ) as own:
             read.append(epochs(own, 48 // ranks))
     assert [item for dealt in zip(*read, strict=True) for item in dealt] == list(islice(stream(LENGTHS, lanes), 48))
 
