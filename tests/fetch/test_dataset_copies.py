@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_functions_classes_and_modules_are_the_same():
     assert one.made is not data.made
 
 
-@pytest.mark.parametrize("part", [threading.Lock, lambda: (n for n in range(3)), lambda: open(__file__)])
+@pytest.mark.parametrize("part", [threading.Lock, lambda: (n for n in range(3)), partial(open, __file__)])
 def test_what_cannot_be_copied_is_said(part):
     data = Data(part=part())
     with pytest.raises(GraphError, match=r"Data cannot be copied \(TypeError.*make generators and locks, in __iter__"):

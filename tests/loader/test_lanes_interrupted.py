@@ -98,7 +98,7 @@ def test_an_ordinary_exception_of_a_handler_arrives_as_itself(tmp_path):
     def strike(name):
         nonlocal runs
         runs += 1
-        expected, states = uninterrupted(name, tmp_path / "whole")
+        expected, _ = uninterrupted(name, tmp_path / "whole")
         with BUILDS[name](tmp_path / str(runs)) as loader:
             batches, got = iter(loader), []
             got += islice(batches, runs % 3)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import random
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -145,7 +146,9 @@ class Open(Split):
 
 
 @both
-@pytest.mark.parametrize("held", [lambda: (n for n in range(3)), threading.Lock, lambda: open(__file__)], ids=["generator", "lock", "file"])
+@pytest.mark.parametrize(
+    "held", [lambda: (n for n in range(3)), threading.Lock, partial(open, __file__)], ids=["generator", "lock", "file"]
+)
 def test_one_that_cannot_be_copied(way, held):
     data = Open(held())
     with pytest.raises(GraphError, match=r"Open cannot be copied .*Open files and connections, and make generators and locks, in __iter__"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from global_draws import draw
 from torch.utils.data import IterableDataset, get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Split(IterableDataset[Any]):

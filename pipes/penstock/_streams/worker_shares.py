@@ -151,11 +151,10 @@ class WorkerShares:
             return
         if share.worker == 0:
             self._compare(sums)
-        note = f"begins {' '.join(sums)}"
-        if not self._run.first(note, str(share.worker)) and (other := self._run.read(note)) != str(share.worker):
+        elif self._run.read("head") == " ".join(sums):
             self.warn_once(
                 "equal heads",
-                f"workers {other} and {share.worker} of {self.name} begin with the same items. Unless it draws with replacement, it asks which worker it is, but does not split by "
+                f"workers 0 and {share.worker} of {self.name} begin with the same items. Unless it draws with replacement, it asks which worker it is, but does not split by "
                 f"it. In its __iter__:\n{SPLIT}",
             )
 
