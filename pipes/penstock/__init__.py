@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from penstock._fetch.error_policy import SKIP
     from penstock._fetch.padding import pad
     from penstock._fetch.sample import Sample, sample
+    from penstock._loader.address import Address
     from penstock._loader.check_ranks import check_ranks
+    from penstock._loader.ledger import Ledger
     from penstock._loader.loader import Loader
     from penstock._random.batch_rng import BatchRng
     from penstock._random.grouping import Buckets, Packs
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Address",
     "BatchRng",
     "Buckets",
     "Cached",
@@ -69,6 +72,7 @@ __all__ = [
     "filtered",
     "get_rng_state",
     "GraphError",
+    "Ledger",
     "Loader",
     "Mix",
     "Pack",
@@ -99,7 +103,9 @@ _HOMES = {
     "_fetch.error_policy": ("SKIP",),
     "_fetch.padding": ("pad",),
     "_fetch.sample": ("Sample", "sample"),
+    "_loader.address": ("Address",),
     "_loader.check_ranks": ("check_ranks",),
+    "_loader.ledger": ("Ledger",),
     "_loader.loader": ("Loader",),
     "_random.batch_rng": ("BatchRng",),
     "_random.grouping": ("Buckets", "Packs"),

@@ -62,13 +62,12 @@ class FetchTask(Task):
         self.on_error = on_error
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
         self.epoch_aware = fetch.facts.epoch_aware
-        self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
         """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator. Those take the fast path, `_batch`."""
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
-        if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self._epoch):
+        if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self.told):
             return super().inline(task, allocate)
         meter.plain -= 1
         self.generators.quiet -= 1
@@ -147,8 +146,8 @@ class FetchTask(Task):
             raise GraphError(
                 f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
             )
-        if self.epoch_aware and task.epoch != self._epoch:
-            self._set_epoch(task.epoch, inline)
+        if self.epoch_aware and task.epoch != self.told:
+            self.tell(task.epoch, inline=inline)
         if fetch.is_arrays and task.is_batch:
             try:
                 batch = fetch.gathered(task, self.seed, allocate)
@@ -284,15 +283,15 @@ class FetchTask(Task):
             loading.reseed(sample.epoch, sample.position)
         return self.on_error(exc, sample.index, sample.epoch, sample.position)
 
-    def _set_epoch(self, epoch: int, inline: bool) -> None:
-        self._epoch = None
+    def tell(self, epoch: int, *, inline: bool) -> None:
+        self.told = None
         self.generators.refresh()
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
             for dataset in self.epoch_aware:
                 tell_epoch(dataset, epoch)
         self.generators.expire()
-        self._epoch = epoch
+        self.told = epoch
 
 
 _WATCHED = 8

@@ -60,6 +60,7 @@ class Task:
     dataset: Any = None
     noun = "dataset index"
     epoch_aware: Sequence[Any] = ()
+    told: int | None = None  # the epoch that was passed to them last, in this process
 
     def __init__(self, seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
         if seed_global_rngs not in (True, False, "always"):
@@ -96,6 +97,9 @@ class Task:
         """
         with neutral_modes():
             return self(task, [IDLE], allocate, inline=True)
+
+    def tell(self, epoch: int, *, inline: bool) -> None:
+        """Tell the `epoch_aware` datasets that samples of ``epoch`` come next."""
 
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         """Do the task, and record its cost in ``meter``."""

@@ -18,6 +18,7 @@ from penstock._errors import StateError
 from penstock._nodes.node import epoch_of
 
 if TYPE_CHECKING:
+    from penstock._fetch.indices import Indices
     from penstock._nodes.node import State
 
 
@@ -85,6 +86,7 @@ class EpochCursor:
     Attributes:
         epochs: Facts about the graph.
         state: The position after the last delivered item, or of the next item.
+        last: The last delivered item, as indices; None before the first one, and if nobody knows.
         stands: Where the graph is.
         fresh: Nothing was delivered since a jump to this state, a load of it, or the start of its epoch.
         pending: The state was loaded, and no batch was delivered yet.
@@ -98,6 +100,7 @@ class EpochCursor:
         self._infinite = infinite
         self._restart = restart
         self.state = epochs.start_of(0)
+        self.last: Indices | None = None
         self.stands = GraphPosition.AWAY
         self.fresh = True
         self.pending = False
@@ -139,14 +142,16 @@ class EpochCursor:
     def load(self, state: State) -> None:
         """``state`` was loaded, and the next run continues from it."""
         self._look()
+        self.last = None
         epoch = epoch_of(state)
         if self._restart is False and epoch and self._at_start(state):
             state = self.epochs.end_of(epoch - 1)  # restart=False: the loop sees the end of the previous epoch again
         self._stand(state, GraphPosition.AWAY)
         self.pending, self.begun, self._offset = True, not self._at_start(state), 0
 
-    def delivered(self, state: State) -> None:
-        """An item was delivered; ``state`` is the position after it."""
+    def delivered(self, state: State, last: Indices | None = None) -> None:
+        """An item was delivered; ``state`` is the position after it, and ``last`` its indices."""
+        self.last = last
         self.state = state
         self.fresh = self.over_marker = self.pending = self._resumed = self._again = False
         self.begun = True

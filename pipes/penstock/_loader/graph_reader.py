@@ -12,17 +12,24 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from penstock._errors import ClosedError, GraphError, SourceError, is_own_error
-from penstock._fetch.indices import Indices
+import numpy as np
+
+from penstock._errors import ClosedError, GraphError, SourceError, StateMismatch, is_own_error
+from penstock._fetch.indices import Indices, pack
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.rank_notes import RankNotes
 from penstock._loader.state_dict import CommitLedger
+from penstock._nodes.index_node import IndexNode
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
 from penstock._nodes.told_epochs import ToldEpochs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock._loader.address import Address
     from penstock._loader.positions import Positions
     from penstock._nodes.node import Node, State
     from penstock._observe.loop_clock import LoopClock
@@ -81,6 +88,9 @@ class GraphReader(Generic[T]):
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
         self.cursor.answered = self._told.first
+        self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
+        self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
+        self._reads_forward = hasattr(positions.first, "iterable")
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
         self.notes = RankNotes.of(positions, self._sharder)
 
@@ -120,6 +130,7 @@ class GraphReader(Generic[T]):
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
         if self._sharder is not None:
             self._sharder.look_up_again()
+        self._ahead = {}
         self.cursor.load(state)
         self.commits.forget(state)
 
@@ -169,7 +180,10 @@ class GraphReader(Generic[T]):
                     )
                 if self.notes is not None:
                     self.notes.delivered(cursor.state if cursor.fresh else None)
-                cursor.delivered(state)
+                last: Any = item if type(item) is Indices else root.address()
+                if last is not None and self._reads_forward:  # its values are the data, which must not be kept alive
+                    last = Indices(last.epoch, last.positions, None)
+                cursor.delivered(state, last)
                 self.commits.delivered(state)
                 return item.plain() if isinstance(item, Indices) else item
             if item.epoch != epoch:
@@ -186,6 +200,62 @@ class GraphReader(Generic[T]):
                 raise StopIteration
             self._begin_where_it_stands()
             self._clock.mark()
+
+    def at(self, addresses: Sequence[Address]) -> list[Indices]:
+        """The items of the index level at ``addresses``. Moves nothing.
+
+        Raises:
+            GraphError: The source cannot be read by position.
+            IndexError: A position is not in its epoch.
+            StateMismatch: An address has other indices.
+        """
+        node: Any = self._nodes[self._index_level]
+        of_epoch: dict[int, list[np.ndarray]] = {}
+        for address in addresses:
+            of_epoch.setdefault(address.epoch, []).append(address.positions)
+        # Together, because an order computes many positions in the time of a few.
+        items = {epoch: node.at(epoch, np.concatenate(positions)) for epoch, positions in of_epoch.items()}
+        begins, found = dict.fromkeys(items, 0), []
+        for address in addresses:
+            begin, many = begins[address.epoch], len(address.positions)
+            begins[address.epoch] += many
+            own = items[address.epoch][begin : begin + many]
+            item: Any = pack(own) if isinstance(address.position, tuple) else own[0]
+            if address.indices is not None and item.plain() != address.indices:
+                raise StateMismatch(
+                    f"{address} has other indices than this loader at that position, {item.plain()!r:.80}: it is of another loader, or the dataset, its sampler or the seed has changed."
+                )
+            found.append(item)
+        return found
+
+    def again(self, address: Address) -> Any:
+        """The batch or sample at ``address`` once more. Moves nothing."""
+        self.owner = os.getpid()
+        with self._still():
+            item = self._ahead.get(address) or self.at([address])[0]
+            made: Any = item
+            for node in reversed(self._nodes[: self._index_level]):
+                made = node.again(made)
+        return made.plain() if made is item else made
+
+    def begin_again(self, addresses: Sequence[Address]) -> None:
+        """Look up ``addresses``, and begin to make them in the workers."""
+        self.owner = os.getpid()
+        with self._still():
+            new = [address for address in addresses if address not in self._ahead]
+            known = self._ahead | dict(zip(new, self.at(new), strict=True))
+            self._ahead = {address: known[address] for address in addresses}
+            if self._index_level and isinstance(mapper := self._nodes[self._index_level - 1], ParallelMapper):
+                mapper.begin_again(list(self._ahead.values()))
+
+    @contextlib.contextmanager
+    def _still(self) -> Iterator[None]:
+        """In this context no other thread reads the graph."""
+        with contextlib.ExitStack() as stack:
+            for node in self._nodes:
+                if isinstance(node, ReaderNode):
+                    stack.enter_context(node.still())
+            yield
 
     def lost_if_moved(self) -> None:
         """After an exception, check the position: a signal handler may have raised after the graph returned an item, before the cursor knew."""

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._arguments import LONGEST_S, seconds
 from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._loader.address import Address
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
@@ -34,7 +35,7 @@ from penstock._observe.loop_clock import LoopClock
 from penstock._workers.lifetime import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from penstock._fetch.indices import Indices
@@ -63,6 +64,7 @@ class Loader(FromDataset, Generic[T]):
 
     Attributes:
         root: The last node of the graph.
+        saved_by: The name of what saves this loader's position, with more that belongs to it; None: `state_dict` does.
     """
 
     __module__ = "penstock"
@@ -90,6 +92,7 @@ class Loader(FromDataset, Generic[T]):
         self._clock = LoopClock(self.root)
         self._reader = GraphReader(self.root, positions, self._clock, infinite=infinite, restart=restart_on_stop_iteration)
         self._infinite = infinite
+        self.saved_by: str | None = None
         self._settings: dict[str, Any] | None = None
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
@@ -206,14 +209,78 @@ class Loader(FromDataset, Generic[T]):
         remaining = self.remaining
         return None if remaining is None else remaining == 0
 
+    # Any batch again.
+
+    @property
+    def last(self) -> Address | None:
+        """The address of the last delivered batch, with the indices of its samples, those included that ``on_error="skip"`` left out.
+
+        None before the first batch, after a load, and downstream of a node with a ``next`` of its own. It stays at the end of an epoch.
+        """
+        unfinished = self._runs.unfinished  # of a `next` that was interrupted: it has delivered nothing
+        last = self._reader.cursor.last if unfinished is None else unfinished[2]["last"]
+        return None if last is None else Address.of(last, with_indices=last.values is not None)
+
+    def load(self, address: Address) -> T:
+        """The batch or sample at ``address`` once more, bit for bit, on any rank. Moves nothing, and counts nothing.
+
+        It is made by the workers, if there are any, from the dataset as they have it. Call it in the thread that iterates, between two batches.
+
+        Args:
+            address: Such as `last`, of this loader or of another one with the same data, order and seed. If it has indices, they are compared.
+
+        Raises:
+            TypeError: It is not an `Address`.
+            IndexError: Its position is not in the epoch.
+            GraphError: The data can only be read from its beginning, or a node downstream has a ``next`` of its own.
+            StateMismatch: It has other indices: it is of another loader, or the data has changed.
+            Exception: What loading raises, as it did then.
+        """
+        self._check_address(address)
+        with self._runs.turn:
+            self._runs.roll_back()
+            made: T = self._reader.again(address)
+            return made
+
+    def load_ahead(self, addresses: Sequence[Address]) -> None:
+        """Begin to load ``addresses`` in the workers, as many as they may have in progress, because `load` is about to ask for them. No effect without workers."""
+        with self._runs.turn:
+            self._runs.roll_back()
+            self._reader.begin_again(addresses)
+
+    def locate(self, address: Address) -> Address:
+        """``address`` with the indices of its samples. Loads nothing, and raises what `load` does before it loads."""
+        self._check_address(address)
+        with self._runs.turn:
+            self._runs.roll_back()
+            return Address.of(self._reader.at([address])[0], with_indices=True)
+
+    def _check_address(self, address: Any) -> None:
+        self._reader.check_open()
+        if not isinstance(address, Address):
+            raise TypeError(f"{address!r:.80} is not an Address, such as loader.last or penstock.Address(epoch, position).")
+
     # Saving and loading.
 
-    def state_dict(self) -> dict[str, str]:
+    @property
+    def here(self) -> Any:
+        """The position after the last batch that ``next`` returned, as a value that never changes, for `state_dict`."""
+        return self._reader.cursor.state
+
+    def state_dict(self, here: Any = None) -> dict[str, str]:
         """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one JSON string.
 
         The state is the same on every rank (see `Sharder` for the exception, ``tail="exact"``), under 1 KB, and never modified afterwards. Starts nothing and does not wait.
+
+        Args:
+            here: An earlier value of `here`; None: now.
+
+        Raises:
+            StateError: Somebody else saves this loader's position, such as a `Ledger`, or a node's state is not JSON.
         """
-        state = self._runs.state
+        if here is None and self.saved_by is not None:
+            raise StateError(f"this loader's state alone would skip what is open. Save {self.saved_by}.state_dict(), and load it there.")
+        state = self._runs.state if here is None else here
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:

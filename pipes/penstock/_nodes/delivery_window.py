@@ -25,12 +25,14 @@ class Entry:
 
     Args:
         value: A marker or the source's error, which need no worker.
+        address: See `Node.address`.
         job: The job of a worker. If both are None, the item was delivered before the state was saved.
     """
 
-    __slots__ = ("delivered", "job", "state", "value")
+    __slots__ = ("address", "delivered", "job", "state", "value")
 
-    def __init__(self, value: Any, job: Any, state: Any) -> None:
+    def __init__(self, value: Any, job: Any, state: Any, address: Any = None) -> None:
+        self.address = address
         self.value = value
         self.job = job
         self.state = state

@@ -20,9 +20,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._errors import ClosedError, is_own_error
+from penstock._errors import ClosedError, SampleError, is_own_error
 from penstock._fetch.dataset_facts import DatasetFacts
-from penstock._fetch.error_policy import annotate
+from penstock._fetch.error_policy import PartialBatch, annotate
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.indices import Indices
@@ -109,6 +109,7 @@ class Executor:
         self._draws: DrawWatch | None = None
         self._closed = False
         self._stale = True  # the next start opens a pool
+        self._again: dict[Any, Job | SplitJob] = {}  # see `begin_again`
         self.tasks = self.samples = 0
         self._wait_ns = 0
         self._replaced: list[list[int]] = []  # the counts of workers that were replaced after a `refresh`
@@ -138,6 +139,7 @@ class Executor:
         if self.crew.auto is not None:
             self.crew.auto.restart()
         if self._pool is not None:
+            self._again = {}
             self._pool.discard()
             self._pool.start()
 
@@ -257,6 +259,31 @@ class Executor:
         self.tasks += 1
         self.samples += samples_of(item)
 
+    def again(self, item: Any, world_size: int) -> Any:
+        """Make ``item`` once more, beside what is in progress, and count it nowhere."""
+        if self.num_workers:
+            job = self._again.pop(_key(item), None) or self._begun(item, world_size)
+            while not job.done:
+                self._pool.wait(job.under_way, self._options.timeout)
+            value = job.result()
+        else:
+            value = self._inline.again(item, self._allocate)
+        if type(value) is not PartialBatch:
+            return value
+        if not value.left:
+            raise SampleError("all samples of this batch failed and were skipped, so nothing is left of it.")
+        return value.value
+
+    def begin_again(self, items: Sequence[Any], world_size: int) -> None:
+        """Begin to make ``items`` once more, in the workers, because `again` is about to ask for them."""
+        if self.num_workers:
+            self._again = {_key(item): self._again.get(_key(item)) or self._begun(item, world_size) for item in items[: self.crew.depth]}
+
+    def _begun(self, item: Any, world_size: int) -> Job | SplitJob:
+        if self._pool is None:
+            self.start(world_size)
+        return self.submit(item, idle=False)
+
     def limit_after(self, value: Any) -> int:
         """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so may raise."""
         if self.crew.is_new:
@@ -351,3 +378,8 @@ def samples_of(task: Any) -> int:
 
 
 _SINCE, _FIRST, _LAST, _BUSY = Meter.SINCE, Meter.FIRST, Meter.LAST, Meter.BUSY
+
+
+def _key(item: Any) -> Any:
+    """What identifies an item among those that are made once more."""
+    return (item.epoch, item.positions.tobytes() if item.is_batch else item.positions) if type(item) is Indices else id(item)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -52,6 +54,7 @@ class Grouper(FirstNode[Indices]):
         self._indices = Sampler(order)
         self._blocks = -(-len(order) // groups.block)
         self._last: _Block | None = None  # the block that was read last
+        self._ends: tuple[int, list[int]] = -1, []  # see `_ends_of`
         # An epoch is counted by planning it. A thread counts the next epoch with its own order, because an order may cache what it computes.
         self._counts: dict[int, int] = {}
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
@@ -101,6 +104,26 @@ class Grouper(FirstNode[Indices]):
 
     def peek(self, place: State, positions: Int64s) -> Sequence[Indices]:
         raise GraphError("groups cannot be read by position")
+
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
+        if isinstance(self.groups, Buckets):
+            return self._indices.at(epoch, positions)  # of its samples, in the order
+        last, found = self._last, []
+        for position in positions.tolist():
+            block = 0 if position < 0 else bisect_right(self._ends_of(epoch), position)
+            if position < 0 or block == self._blocks:
+                raise IndexError(
+                    f"pack {position} is not in epoch {epoch}, which has {self._ends_of(epoch)[-1] if self._blocks else 0} packs."
+                )
+            found.append(self._block(epoch, block).item(position - (self._ends_of(epoch)[block - 1] if block else 0), position))
+        self._last = last
+        return found
+
+    def _ends_of(self, epoch: int) -> list[int]:
+        """The packs of ``epoch`` up to the end of each block; planned as a whole, once."""
+        if self._ends[0] != epoch:
+            self._ends = epoch, list(accumulate(len(self._block(epoch, block)) for block in range(self._blocks)))
+        return self._ends[1]
 
     def check(self, state: Any) -> None:
         fields(state, epoch=int, block=int, taken=int, position=int)

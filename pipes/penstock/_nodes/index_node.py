@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from penstock._errors import GraphError, StateError
+from penstock._fetch.indices import Indices
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class IndexNode(Node[T]):
 
     facts: Facts
     upstream: IndexNode[Any]  # the source, as this node reads it
+    _item: Any = None  # what `next` returned last
     _place: State | None = None  # after the item that `next` returned last; None before the first `reset`
 
     def __init__(
@@ -123,6 +125,17 @@ class IndexNode(Node[T]):
         """
         return self.upstream.peek(place, positions)
 
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
+        """The items with these addresses: ``positions`` (int64, shape ``(n,)``) in the global sequence of ``epoch``, as an `Indices` has them.
+
+        Moves nothing. With ``wraps``, positions past the end are those of items that are dealt again.
+
+        Raises:
+            GraphError: The source cannot be read by position.
+            IndexError: A position is not in the epoch.
+        """
+        return self.upstream.at(epoch, positions, wraps=wraps)
+
     def skip(self, place: State) -> State:
         """The place at the end of the epoch of ``place``. No rank gets the items in between, whose number `left` knows."""
         return self.upstream.skip(place)
@@ -156,8 +169,12 @@ class IndexNode(Node[T]):
         items, place = self.read(self._place or self.start(0), 1)
         item: T | EndOfEpoch
         item, place = (items[0], place) if len(items) else self.over(place)
+        self._item = item
         self._place = place  # the last step, so that an interrupted read moves nothing
         return item
+
+    def address(self) -> Indices | None:
+        return self._item if type(self._item) is Indices else None
 
     def get_state(self) -> State:
         return self.start(0) if self._place is None else self._place
@@ -229,6 +246,12 @@ class FirstNode(IndexNode[T]):
     def seek(self, place: State) -> State:
         return place
 
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
+        start = self.start(epoch)
+        found: Any = self.peek(start, positions[:0])  # first, because it says best why not
+        check_positions(epoch, positions, self.left(start), wraps=wraps)
+        return self.peek(start, positions) if len(positions) else found  # type: ignore[return-value]
+
     def skip(self, place: State) -> State:
         left = self.left(place)
         return place if not left else self.read(place, 1, left, left)[1]
@@ -257,6 +280,9 @@ class _Transformed(IndexNode[Any]):
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[Any]:
         return [self._node._transformed(item) for item in self.upstream.peek(place, positions)]
+
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Any]:
+        return [self._node._transformed(item) for item in self.upstream.at(epoch, positions, wraps=wraps)]
 
 
 @final
@@ -345,6 +371,16 @@ def index_of(node: Node[Any]) -> IndexNode[Any]:
     if node._source is not None and keeps_none:
         return _Transformed(node)
     return _Positioned(node)
+
+
+def check_positions(epoch: int, positions: np.ndarray, items: int | None, *, wraps: bool) -> None:
+    """Refuse positions that no rank gets. Padding adds one item less than there are ranks."""
+    least, most = (int(positions.min()), int(positions.max())) if len(positions) else (0, 0)
+    if least < 0 or (items is not None and len(positions) and most >= items + MOST_RANKS * (wraps and items > 0)):
+        raise IndexError(f"position {least if least < 0 else most} is not in epoch {epoch}, which has {items} items.")
+
+
+MOST_RANKS = 2**16
 
 
 def left_at(root: Node[Any], state: State) -> int | None:

@@ -61,6 +61,16 @@ class InlineWork:
             return self._unseeded.inline(task, allocate)
         return self._probed(task, allocate)
 
+    def again(self, task: Any, allocate: Allocate) -> Any:
+        """The same, for a task of any epoch. The user's own datasets are told again which epoch the loop is in."""
+        before = [(work, work.told) for work in (self.seeded, self._unseeded)]
+        try:
+            return self(task, allocate)
+        finally:
+            for work, epoch in before:
+                if epoch is not None and work.told != epoch:
+                    work.tell(epoch, inline=True)
+
     @property
     def in_step(self) -> bool:
         """Whether a reader thread may load a batch only while the consumer waits for it."""

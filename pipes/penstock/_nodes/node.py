@@ -158,6 +158,20 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
     # Our additions to the contract.
 
+    def address(self) -> Indices | None:
+        """What `next` returned last, as indices with their address. None if nobody knows, as downstream of a user's own ``next``."""
+        return None if self._source is None or type(self).next is not Node.next else self._source.address()
+
+    def again(self, item: Any) -> Any:
+        """What `next` made of ``item``, an item of the source. Moves nothing, and counts nothing.
+
+        Raises:
+            GraphError: The node has a ``next`` of its own.
+        """
+        if type(self).next is not Node.next:
+            raise GraphError(f"{type(self).__name__} has a next of its own, so nobody else knows what it makes of one item of its source.")
+        return self._transformed(item)
+
     def start_of(self, epoch: int, after: State | None = None) -> State:
         """The state before the first item of ``epoch``; see `IndexNode.start`. A node with its own state overrides it."""
         return self.source.start_of(epoch) if after is None else self.source.start_of(epoch, after)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 from penstock._errors import GraphError, Once, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
-from penstock._fetch.indices import Nothing
+from penstock._fetch.indices import Indices, Nothing
 from penstock._fetch.shared_values import SharedValues
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.executor import Executor, samples_of
@@ -162,6 +162,7 @@ class ParallelMapper(Node[T]):
         self._window = DeliveryWindow(in_order)
         # Where the source is, compared by identity; None while it is read, because it may raise.
         self._at: State | None = None
+        self._address: Indices | None = None  # of the item that was delivered last
         self._source_ns = 0  # time spent in the source
         self._errors = 0  # errors raised
         self._ready = self._looks = 0  # items that were ready in total, and how often they were counted
@@ -225,8 +226,19 @@ class ParallelMapper(Node[T]):
                 continue
             if more := executor.limit_after(value):  # may warn, and so may raise: then the batch is not lost
                 self._fill(more)  # now, so that the workers are busy while the caller trains
+            self._address = entry.address
             window.deliver(entry)  # the last step: see the top of this file
             return cast("T", value)
+
+    def address(self) -> Indices | None:
+        return self._address
+
+    def again(self, item: Any) -> Any:
+        return self.executor.again(item, ranks_of(self)[1])
+
+    def begin_again(self, items: Sequence[Any]) -> None:
+        """See `Executor.begin_again`."""
+        self.executor.begin_again(items, ranks_of(self)[1])
 
     def get_state(self) -> State:
         window = self._window
@@ -345,7 +357,7 @@ class ParallelMapper(Node[T]):
                     if self._at_marker:
                         self._began(values)
                     job = None if window.comes_delivered else self.executor.submit(item, idle=not window.under_way)
-                    entry = Entry(None, job, place)
+                    entry = Entry(None, job, place, item if type(item) is Indices else source.address())
             except StopIteration:
                 window.exhaust()
                 return
@@ -420,12 +432,13 @@ class ParallelMapper(Node[T]):
                 raise
             # This needs an entry, with a finished job: `next` raises and counts its error, as it does for a worker's.
             self._at = place
-            window.push(Entry(None, Job(item, exc), place))
+            window.push(Entry(None, Job(item, exc), place, item if type(item) is Indices else source.address()))
             return _HELD
         if type(value) is Nothing:
             self._first.absent(value)
         executor.tasks += 1  # `Executor.count`, inlined
         executor.samples += samples_of(item)
+        self._address = item if type(item) is Indices else source.address()
         self._at = window.base = place  # the last step: see the top of this file
         return value
 

@@ -52,6 +52,9 @@ class PinMemory(ReaderNode[T]):
         self._passed += not self._threaded and not is_marker(item)
         return item
 
+    def again(self, item: Any) -> Any:
+        return pin(item) if self._threaded else item
+
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
         from penstock._statistics import PinStatistics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._arguments import seconds, whole_number
@@ -13,6 +14,7 @@ from penstock._workers.reader_thread import ReaderThread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock._fetch.indices import Indices
     from penstock._nodes.node import BaseNode
     from penstock._statistics import NodeStatistics
 
@@ -75,6 +77,16 @@ class ReaderNode(Node[T]):
 
     def get_state(self) -> State:
         return self.source.get_state() if self._pump is None else self._pump.state
+
+    def address(self) -> Indices | None:
+        return self.source.address() if self._pump is None else self._pump.address
+
+    def again(self, item: Any) -> Any:
+        return item
+
+    def still(self) -> AbstractContextManager[None]:
+        """In this context the source is not read by another thread. What is ready stays so."""
+        return nullcontext() if self._pump is None else self._pump.still()
 
     def check(self, state: Any) -> None:
         super().check(state)  # its states are those of its source

@@ -17,7 +17,7 @@ from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
 from penstock._nodes.epoch_planner import EpochPlanner
-from penstock._nodes.index_node import Facts, FirstNode
+from penstock._nodes.index_node import Facts, FirstNode, check_positions
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._nodes.sampler_traits import copied, tell, told_by
@@ -112,6 +112,7 @@ class SamplerWrapper(FirstNode[Any]):
             tuple[int, int, int, int], ...
         ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
         self._held: tuple[int, Plan, EpochPlanner] | None = None  # an epoch, its plan or the block in use, and where that came from
+        self._looked_up: tuple[int, Plan] | None = None  # an epoch and its plan, for `at`
         self._follows: State | None = None  # the last returned place, which fits the current plan
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": self.seed}
         super().__init__(Facts(settings, sharded_by=split))
@@ -191,6 +192,25 @@ class SamplerWrapper(FirstNode[Any]):
             why = "has no __len__" if length(self.sampler) is None else "has no end"
             raise GraphError(f"{type(self.sampler).__name__}, which {why}, cannot be read by position")
         return _items(place["epoch"], plan, np.asarray(positions, np.int64))
+
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
+        plan = self._plan_of(epoch)
+        if plan is None or plan.is_block:
+            if self._looked_up is None or self._looked_up[0] != epoch:
+                planner = self._planned().anew()
+                if planner is None:
+                    raise GraphError(
+                        f"{type(self.sampler).__name__} cannot be copied or may change (plan_ahead=False), so only the epoch that it is in can be read by position"
+                    )
+                with neutral_modes():
+                    self._looked_up = epoch, planner(PlanRequest(epoch))
+            plan = self._looked_up[1]
+        if plan.is_block:
+            raise GraphError(f"{type(self.sampler).__name__}, which has no end or no __len__, cannot be read by position")
+        items = len(plan.values)
+        check_positions(epoch, positions, items, wraps=wraps)
+        within = positions % max(1, items)
+        return Indices(epoch, positions, [plan.values[k] for k in within] if isinstance(plan.values, list) else plan.values[within])
 
     def check(self, state: Any) -> None:
         position = fields(state, epoch=int, position=int, checksum=int)["position"]

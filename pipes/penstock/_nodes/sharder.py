@@ -136,6 +136,9 @@ class Sharder(IndexNode[T]):
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
         return self.upstream.peek(_inner(place), positions)
 
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Any]:
+        return self.upstream.at(epoch, positions, wraps=self._split == "items" and self.tail == "pad")
+
     def skip(self, place: State) -> State:
         return self._owned(self.upstream.skip(_inner(place)))
 

@@ -61,6 +61,12 @@ class ToDevice(ReaderNode[T]):
         item: Any = super().next()
         return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]
 
+    def again(self, item: Any) -> Any:
+        with neutral_modes():
+            return mapped(
+                item, lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) or has_method(leaf, "to") else leaf, "to"
+            )
+
     def _converter(self) -> Callable[[Any], Any]:
         self.device = resolve_device(self._given)  # again, because this may be another process, or another device may be current
         return _Mover(self.device)

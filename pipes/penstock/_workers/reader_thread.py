@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
@@ -30,7 +31,7 @@ from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, when
 from penstock._workers.meter import Histogram, now, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock._statistics import ReaderStatistics
     from penstock._workers.blocked import Place
@@ -61,6 +62,10 @@ class Readable(Protocol):
         """The current position."""
         ...
 
+    def address(self) -> Any:
+        """Where the item that ``next`` returned last comes from."""
+        ...
+
     def interrupt(self) -> None:
         """End the wait of a ``next`` in another thread."""
 
@@ -70,6 +75,7 @@ class _Item(NamedTuple):
     error: BaseException | None
     state: dict[str, Any]
     holds: bool
+    address: Any
 
 
 @final
@@ -97,9 +103,9 @@ class _Shelf:
             if self.convert is not None:
                 value = self.convert(value)
                 self.converted.add(now() - read)
-            return _Item(value, None, self.source.get_state(), self.holds is not None and self.holds(value))
+            return _Item(value, None, self.source.get_state(), self.holds is not None and self.holds(value), self.source.address())
         except BaseException as exc:
-            return _Item(None, exc, self.source.get_state(), True)
+            return _Item(None, exc, self.source.get_state(), True, None)
 
 
 @final
@@ -116,6 +122,7 @@ class _Core:
         # Guarded by `lock`, except that `stopped` and `inside` may be read without it.
         self.running = False
         self.held = False  # by an item: read nothing until the consumer requests more
+        self.still = False  # read nothing until the consumer has used the source itself
         self.inside = False  # the reader is in the source
         self.interrupted = False
         self.stopped = False
@@ -149,7 +156,7 @@ class _Core:
         """Enter the source and return the shelf; None if the reader must wait."""
         with self.lock:
             shelf = self.shelf()
-            if shelf is None or self.stopped or not self.running or self.held or len(shelf.items) >= self.depth:
+            if shelf is None or self.stopped or not self.running or self.held or self.still or len(shelf.items) >= self.depth:
                 return None
             self.inside = True
             return shelf
@@ -182,7 +189,8 @@ class ReaderThread:
         places: Of the thread that waits for the reader.
 
     Attributes:
-        state: The source's state after the item that `next` returned last. If `next` raised, the state moves past that item at the next call.
+        address: Of the item that `next` returned last.
+        state: The source's state after that item. If `next` raised, the state moves past that item at the next call.
     """
 
     def __init__(
@@ -197,6 +205,7 @@ class ReaderThread:
         places: Sequence[Place] = (),
     ) -> None:
         self._places = places
+        self.address: Any = None
         self.state: dict[str, Any] = {}
         self._name = name
         self._raised: dict[str, Any] | None = None
@@ -252,6 +261,19 @@ class ReaderThread:
         finally:
             del error  # its traceback refers to this frame: break the cycle
 
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """In this context the source is not read. Waits for the item that is being read now."""
+        core = self._core
+        core.still = True
+        try:
+            while core.inside:
+                core.ready.wait(_LOOK_S)
+            yield
+        finally:
+            core.still = False
+            core.room.ring()
+
     @property
     def holds_error(self) -> bool:
         """Whether the source has raised an error that `next` has not raised yet. True while the reader is in the source, because it may raise."""
@@ -295,6 +317,7 @@ class ReaderThread:
             if items:
                 item = items[0]
                 if item.error is None:
+                    self.address = item.address
                     self.state = item.state  # before popleft: if an interrupt loses the item, the state must be past it
                 else:
                     self._raised = item.state
@@ -339,6 +362,10 @@ class ReaderThread:
             self._shelf.source.interrupt()
         while core.inside:
             core.left.wait()
+
+
+_LOOK_S = 0.1
+"""Seconds between two looks, for one who waits for a bell that also rings for others."""
 
 
 def _end(core: _Core, thread: threading.Thread | None, timeout: float) -> None:
