@@ -38,7 +38,8 @@ class Address:
 
     def __post_init__(self) -> None:
         given = self.position
-        position = index(given) if hasattr(given, "__index__") else tuple(map(index, given))
+        many = isinstance(given, tuple | list) or getattr(given, "ndim", 0) > 0
+        position = tuple(map(index, given)) if many else index(given)  # type: ignore[arg-type]
         if min(index(self.epoch), *(position if isinstance(position, tuple) else (position,)), 0) < 0:
             raise ValueError(f"Address({self.epoch!r}, {given!r:.80}): epochs and positions count from 0.")
         object.__setattr__(self, "epoch", index(self.epoch))

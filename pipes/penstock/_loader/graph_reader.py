@@ -220,7 +220,9 @@ class GraphReader(Generic[T]):
             begin, many = begins[address.epoch], len(address.positions)
             begins[address.epoch] += many
             own = items[address.epoch][begin : begin + many]
-            item: Any = pack(own) if isinstance(address.position, tuple) else own[0]
+            item: Any = (
+                own[0] if isinstance(address.position, int) else pack(own) if many else Indices(address.epoch, address.positions, [])
+            )
             if address.indices is not None and item.plain() != address.indices:
                 raise StateMismatch(
                     f"{address} has other indices than this loader at that position, {item.plain()!r:.80}: it is of another loader, or the dataset, its sampler or the seed has changed."
@@ -232,7 +234,7 @@ class GraphReader(Generic[T]):
         """The batch or sample at ``address`` once more. Moves nothing."""
         self.owner = os.getpid()
         with self._still():
-            item = self._ahead.get(address) or self.at([address])[0]
+            item = self._ahead[address] if address in self._ahead else self.at([address])[0]
             made: Any = item
             for node in reversed(self._nodes[: self._index_level]):
                 made = node.again(made)

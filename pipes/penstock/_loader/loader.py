@@ -237,6 +237,8 @@ class Loader(FromDataset, Generic[T]):
             Exception: What loading raises, as it did then.
         """
         self._check_address(address)
+        if address.position == ():
+            raise ValueError(f"{address} is an address of no samples, so there is nothing to load.")
         with self._runs.turn:
             self._runs.roll_back()
             made: T = self._reader.again(address)
