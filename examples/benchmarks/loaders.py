@@ -438,6 +438,7 @@ def main() -> None:
                 importlib.import_module(module)
         for method in ("thread", "process"):  # import what they take, as the other loaders have done by now; nothing starts
             importlib.import_module("penstock").Loader.from_dataset([0], 1, num_workers=1, method=method)
+        importlib.import_module("penstock._workers.process_pool")  # which the first batch would import
         gc.collect()
         gc.freeze()  # nobody's first batch is the one that collects what torch's import has left behind
         if options.check:

@@ -29,46 +29,21 @@ if TYPE_CHECKING:
     from penstock._nodes.tails import Tail as Tail
     from penstock._nodes.to_device import ToDevice as ToDevice
 
-__all__ = [
-    "Batcher",
-    "Cycler",
-    "DatasetLike",
-    "EndOfEpoch",
-    "Facts",
-    "Fetch",
-    "FirstNode",
-    "Grouper",
-    "IndexNode",
-    "Indices",
-    "IterableSource",
-    "Mapper",
-    "Node",
-    "OnError",
-    "ParallelMapper",
-    "PinMemory",
-    "Prefetcher",
-    "Sampler",
-    "SamplerWrapper",
-    "Sharder",
-    "Tail",
-    "ToDevice",
-]
-
 _HOME_OF = {
-    "DatasetLike": "_fetch.dataset_facts",
-    "OnError": "_fetch.error_policy",
-    "Fetch": "_fetch.fetch",
-    "Indices": "_fetch.indices",
     "Batcher": "_nodes.batcher",
     "Cycler": "_nodes.cycler",
-    "Grouper": "_nodes.grouper",
+    "DatasetLike": "_fetch.dataset_facts",
+    "EndOfEpoch": "_nodes.node",
     "Facts": "_nodes.index_node",
+    "Fetch": "_fetch.fetch",
     "FirstNode": "_nodes.index_node",
+    "Grouper": "_nodes.grouper",
     "IndexNode": "_nodes.index_node",
+    "Indices": "_fetch.indices",
     "IterableSource": "_nodes.iterable_source",
     "Mapper": "_nodes.parallel_mapper",
-    "EndOfEpoch": "_nodes.node",
     "Node": "_nodes.node",
+    "OnError": "_fetch.error_policy",
     "ParallelMapper": "_nodes.parallel_mapper",
     "PinMemory": "_nodes.pin_memory",
     "Prefetcher": "_nodes.prefetcher",
@@ -78,6 +53,7 @@ _HOME_OF = {
     "Tail": "_nodes.tails",
     "ToDevice": "_nodes.to_device",
 }
+__all__ = [*_HOME_OF]
 
 if not TYPE_CHECKING:  # a type checker would accept any name because of it
 

@@ -110,10 +110,10 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int, ge
             given += not whole.crossed
     finally:
         whole.close()
-    said = next((watch.said for watch in watches if watch.said), None)
-    assert said is None, said
+    message = next((watch.message for watch in watches if watch.message), None)
+    assert message is None, message
     # A watch looks only while the loop waits, and here it may never wait.
-    why = "".join(f". {words}" for watch, look in zip(watches, looks, strict=True) if (words := watch.words_if_drawn(look)))
+    why = "".join(f". {drawn}" for watch, look in zip(watches, looks, strict=True) if (drawn := watch.message_if_drawn(look)))
     with_state = users(nodes, "get_state")
     if without := [node for node in nodes if users([node], "transform") + users([node], "next") and node not in with_state]:
         why += f". A node that keeps something from item to item overrides get_state, reset, start_of and check: look at {_named(without)}"

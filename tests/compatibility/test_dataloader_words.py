@@ -239,6 +239,7 @@ def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
         (lambda: Loader(), "not a NoneType"),
         (lambda: Loader(iter(range(3))), "not a range_iterator"),
         (lambda: Loader(Sampler(SequentialOrder(3)), 4), r"takes only a graph. Pass the other arguments \(4\) to its nodes: the Batcher"),
+        (lambda: Loader(Sampler(SequentialOrder(3)), dataset="numbers"), r"Pass the other arguments \(dataset='numbers'\) to its nodes"),
     ],
 )
 def test_a_dataset_given_to_loader_itself_is_shown_the_way(make, said):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torchdata.nodes
+from dealing import TAILS, dealt
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.stateful import Stateful
@@ -75,13 +76,8 @@ def a_process_group_that_comes_later_with_other_numbers_is_an_error():
 
 
 def the_union_over_ranks_is_the_dataset_with_the_documented_tail():
-    rounds = -(-N // WORLD_SIZE)
-    expected = {
-        "pad": [k % N for k in range(rounds * WORLD_SIZE)],
-        "exact": list(range(N)),
-        "drop": list(range(N // WORLD_SIZE * WORLD_SIZE)),
-    }
-    for tail, indices in expected.items():
+    for tail in TAILS:
+        indices = [position % N for position in dealt(N, WORLD_SIZE, tail)]
         for options in ({}, {"num_workers": 2, "method": "thread"}):
             with loader(tail=tail, **options) as batches:
                 for epoch in range(3):

@@ -243,7 +243,7 @@ class TestWhatFromDatasetRefuses:
             ({"groups": Packs([1, 2], 10)}, ValueError, "there are 2 lengths, but Sequences has 9 samples"),
             ({"sampler": [0, 1]}, ValueError, "a sampler and groups exclude each other"),
             ({"batch_sampler": [[0, 1]]}, ValueError, "a sampler and groups exclude each other"),
-            ({"tail": "pad"}, ValueError, "tail='pad' repeats the start of an epoch"),
+            ({"tail": "pad"}, ValueError, "tail='pad' repeats items of an epoch"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": 4}, ValueError, "Buckets and batch_size=4, drop_last=False exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "drop_last": True}, ValueError, "Buckets and batch_size=1, drop_last=True exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": None}, ValueError, "Buckets and batch_size=None"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 aiohttp: Any = pytest.importorskip("aiohttp")
+fsspec: Any = pytest.importorskip("fsspec")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,6 +75,36 @@ def test_a_connection_without_progress_is_an_error(tmp_path: Path, monkeypatch: 
             read(f"{server.url}/a.jsonl", tmp_path)
         stuck.set()
         assert [begin for _, begin in server.asked][:4] == [0] * 4
+
+
+def test_a_connection_that_never_gets_further_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each request begins anew. Seen to fail: it began again for ever, because each time some bytes came."""
+    monkeypatch.setattr(transfer, "_PAUSES_S", (0.0, 0.0, 0.0))
+    with HttpFiles(versions=False).running() as server:
+        server.files["/a.jsonl"] = BODY
+        server.cut = lambda number, body: len(body) // 2 if number < 60 else None
+        with pytest.raises(aiohttp.ClientPayloadError):
+            read(f"{server.url}/a.jsonl", tmp_path)
+        assert len(server.asked) < 60
+
+
+@pytest.mark.parametrize("versions", [True, False])
+@pytest.mark.parametrize(
+    ("over", "size", "error"), [(True, 10**6, "is no longer wanted"), (False, 1000, "returned at least .* instead of 1000")]
+)
+def test_a_copy_that_must_end_is_not_asked_for_again(
+    versions: bool, over: bool, size: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: each part was followed by a pause and another request, to the end of the file; if it was too long and had no version, for ever."""
+    monkeypatch.setattr(transfer, "_PAUSES_S", (0.0, 0.0, 0.0))
+    with HttpFiles().running() as server:
+        server.files["/a.jsonl"] = BODY
+        server.cut = lambda number, body: None if number < 20 else 0
+        callback = transfer.transfer_callback("a.jsonl", size, lambda: over)
+        header = {"X-Version": "1"} if versions else {}
+        with pytest.raises(OSError, match=error):
+            transfer.copy_over_http(fsspec.filesystem("http"), f"{server.url}/a.jsonl", str(tmp_path / "copy"), callback, header)
+        assert len(server.asked) == 1
 
 
 def test_a_copy_may_take_as_long_as_it_makes_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import torch
 import torchdata.nodes
+from dealing import EVEN, TAILS
 from fleets import chain
 from pairwise import engines
 from resumable import Resumable
@@ -86,7 +87,7 @@ def test_cycler_resumes_everywhere():
     assert_resumes_everywhere(lambda: Cycler(Sampler(ShuffledOrder(4))), steps=14)
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
+@pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_sharder_resumes_everywhere(tail, rank):
     """Seen to fail when the state was taken in mid-round, and when "drop" did not skip the remainder."""
@@ -147,7 +148,7 @@ def test_every_batch_sampler_resumes_everywhere(sampler, method):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("tail", EVEN)
 def test_batch_samplers_under_ranks_resume_everywhere(rank, tail):
     options = {"rank": rank, "world_size": 2, "tail": tail}
     for sampler in BATCH_SAMPLERS.values():
@@ -409,7 +410,7 @@ def test_adding_and_removing_transparent_nodes_keeps_the_state():
 # One-state law.
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("tail", EVEN)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_all_ranks_have_the_same_state_at_every_step(tail, world_size, drop_last):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import mmap
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -486,6 +488,28 @@ def test_a_worker_lets_go_of_memory_that_was_too_small():
     memory = attach(fd, size)
     os.close(fd)
     assert unpack(np.frombuffer(memory, np.uint8), start).eq(90_000).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_that_a_worker_cannot_map_is_memory_that_is_short():
+    """Seen to fail: an `OSError`, which ends the worker instead of being answered; and the memory was kept, also where only the file was closed."""
+
+    def kept():
+        files = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and "memfd:penstock" in os.readlink(fd)]
+        return sum(file.stat().st_blocks for file in files)
+
+    maker, parcel = WorkerSlots(), Parcel(torch.zeros(2**24))
+
+    def worker(_):
+        maker.begin(memoryview(bytearray(65536)), NO_SLOT)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + 2**24, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        before = kept()
+        with pytest.raises(MemoryError, match="no shared memory for a result of 6"):
+            maker.send(parcel)
+        assert kept() == before
+
+    in_a_child(worker)()
 
 
 def test_a_slot_that_cannot_be_mapped_is_dropped():

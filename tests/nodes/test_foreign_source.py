@@ -246,19 +246,6 @@ def test_a_state_is_refused_over_another_generator():
             assert same.state_dict()["penstock"].partition('"state"')[0] == state["penstock"].partition('"state"')[0]
 
 
-@pytest.mark.parametrize("name", ["unbatcher", "weighted"])
-def test_a_jump_to_a_node_that_counts_reads_nothing(name, caplog):
-    """Its own epoch count moves it there."""
-    read = []
-    node = tn.Mapper(CHAINS[name](), lambda item: read.append(item) or item)
-    want = epochs(CHAINS[name], 4)
-    with Loader.from_dataset(node, batch_size=None) as loader:
-        loader.set_epoch(3)
-        assert list(loader) == want[3]
-    assert read == want[3]
-    assert caplog.records == []
-
-
 def test_reading_epochs_again_is_said_once(caplog):
     """Seen to fail: nothing was read again, and epoch 3 was epoch 0."""
     dataset = Walks()

@@ -100,7 +100,7 @@ def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper
             random.random(), np.random.random(), torch.rand(3)
     assert all(dataset.waited)
     assert values(got) == expected
-    assert caplog.text.count("Samples draws from the global random numbers and is loaded in a background thread") == 1
+    assert caplog.text.count("Samples.__getitem__ draws from the global random numbers in a background thread") == 1
 
 
 @pytest.mark.parametrize("mapper", MAPPERS)
@@ -157,6 +157,14 @@ def test_a_function_gets_each_item_as_it_was(mapper, kind):
 
 def jittered(value: int) -> float:
     return value + random.random()
+
+
+def test_the_transform_of_a_stream_is_named(caplog):
+    """Seen to fail: "NoneType draws"."""
+    mapper = Loader.from_dataset(IterableSource(range(N)), B, transform=jittered).root
+    with Loader(Prefetcher(mapper)) as loader:
+        assert [int(value) for batch in loader for value in batch] == list(range(N))
+    assert "transform jittered draws from the global random numbers in a background thread" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["a Mapper", "inline", "process"])

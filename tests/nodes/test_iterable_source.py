@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from itertools import islice
 
 import pytest
 import torchdata.nodes
 from global_draws import draw, generators, seeded
 from resumable import Resumable
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock import GraphError, Loader, SourceError
 from penstock._random.global_rng import global_rngs_kept
@@ -358,3 +359,37 @@ def test_its_generator_is_left_alone_where_the_global_ones_are():
     dataset, other = Shuffles(), Shuffles()
     with Loader(Prefetcher(Batcher(Cycler(IterableSource(dataset)), N), 1)) as loader:
         assert [[*map(tuple, batch)] for _ in range(2) for batch in loader] == [list(other), list(other)]
+
+
+# One that could be read in lanes.
+
+
+def asking(name):
+    def items(self):
+        info = get_worker_info()
+        return iter(range(4) if info is None else [])
+
+    return type(name, (IterableDataset,), {"__iter__": items})
+
+
+@pytest.mark.parametrize(
+    ("options", "level"),
+    [({}, "INFO"), ({"num_workers": 1}, "WARNING"), ({"split": "items", "rank": 0, "world_size": 2, "tail": "drop"}, "WARNING")],
+)
+def test_one_that_asks_which_worker_it_is_is_told_of_lanes(options, level, caplog):
+    """Once in a process, and only if it really asks. Seen to fail: nothing was said."""
+    caplog.set_level("INFO", "penstock")
+    kind = asking(f"Asks{level}{len(options)}")
+    for _ in range(2):
+        with Loader.from_dataset(kind(), batch_size=2, **options) as loader:
+            list(loader)
+    said = [record.levelname for record in caplog.records if "lanes=" in record.getMessage()]
+    assert said == [level]
+    assert sys.getprofile() is None
+
+
+def test_one_that_does_not_ask_is_not(caplog):
+    caplog.set_level("INFO", "penstock")
+    with Loader.from_dataset(Draws(), batch_size=None, num_workers=1) as loader:
+        list(loader)
+    assert "lanes=" not in caplog.text

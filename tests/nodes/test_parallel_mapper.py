@@ -10,7 +10,7 @@ import pytest
 import torchdata.nodes
 
 from penstock import Loader, StateMismatch
-from penstock.nodes import Batcher, Cycler, EndOfEpoch, Mapper, Node, ParallelMapper, Prefetcher, Sampler, Sharder
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Mapper, Node, ParallelMapper, Prefetcher, Sampler, SamplerWrapper, Sharder
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
@@ -42,6 +42,14 @@ def test_a_function_gets_values_and_lists_without_their_address():
     node = ParallelMapper(Batcher(source(3), 2), lambda values: (type(values), values), 0)
     assert next(node) == (list, [0, 1])
     assert list(islice(Mapper(source(2), type), 3)) == [int, int, EndOfEpoch(0)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_function_gets_an_empty_batch_too(num_workers):
+    """Seen to fail: an IndexError, because it has no first position."""
+    batches = [[0, 1], [], [2]]
+    with Loader(ParallelMapper(SamplerWrapper(batches, batches=True), list, num_workers, method="thread")) as loader:
+        assert list(loader) == batches
 
 
 def test_a_mapper_may_stand_below_a_batcher():

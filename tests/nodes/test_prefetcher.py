@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from itertools import islice
 
 import pytest
@@ -106,6 +107,27 @@ def test_pin_memory_without_an_accelerator_passes_through_and_says_so():
     assert node.statistics()[-1].pinned == PinStatistics(pinned=0, already=1)
     with Loader.from_dataset(range(4), batch_size=2, pin_memory=True, num_workers=1, method="thread") as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+@dataclass
+class Handle:
+    """A batch that its own method alone can pin: there is no tensor in its fields."""
+
+    index: int
+    pinned: bool = False
+
+    def pin_memory(self):
+        return Handle(self.index, True)
+
+
+def test_an_object_that_pins_itself_is_told_to(monkeypatch):
+    """As with ``DataLoader``. Seen to fail: a dataclass without a tensor that is not pinned passed through unchanged."""
+    monkeypatch.setattr("penstock._nodes.pin_memory.can_pin", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    node = PinMemory(Mapper(source(), Handle))
+    assert next(node) == Handle(0, pinned=True)
+    node.shutdown()
 
 
 @pytest.mark.gpu

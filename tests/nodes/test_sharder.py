@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from dealing import TAILS, dealt
 from pairwise import pairwise
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -16,7 +17,7 @@ from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
 
-def dealt(n, rank, world_size, tail, take=1):
+def hand(n, rank, world_size, tail, take=1):
     """One epoch of this rank's values, and their positions, taken ``take`` at a time."""
     node = Sharder(Cycler(Sampler(SequentialOrder(n))), rank, world_size, tail=tail)
     place, values, positions = node.start(0), [], []
@@ -33,18 +34,14 @@ def dealt(n, rank, world_size, tail, take=1):
 @pytest.mark.parametrize(("world_size", "n", "take"), pairwise([1, 2, 3, 5], [1, 2, 3, 7, 8, 12], [1, 2, 5, 100]))
 def test_the_union_over_ranks_is_the_dataset_with_the_documented_tail(world_size, n, take):
     """Seen to fail when the padding began at the epoch's end instead of its start, and when take(100) padded more than one round."""
-    rounds = -(-n // world_size)
-    for tail, expected in {
-        "pad": [k % n for k in range(rounds * world_size)],
-        "exact": list(range(n)),
-        "drop": list(range(n // world_size * world_size)),
-    }.items():
-        if tail == "drop" and n < world_size:
+    for tail in TAILS:
+        expected = dealt(n, world_size, tail)
+        if not expected:
             continue
-        hands = [dealt(n, rank, world_size, tail, take) for rank in range(world_size)]
+        hands = [hand(n, rank, world_size, tail, take) for rank in range(world_size)]
         total = sum(len(values) for values, _ in hands)
-        assert [hands[k % world_size][0][k // world_size] for k in range(total)] == expected
-        assert [hands[k % world_size][1][k // world_size] for k in range(total)] == list(range(len(expected)))
+        assert [hands[k % world_size][0][k // world_size] for k in range(total)] == [position % n for position in expected]
+        assert [hands[k % world_size][1][k // world_size] for k in range(total)] == expected
 
 
 def test_one_rank_of_many_costs_its_own_share_only():

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from dealing import TAILS, dealt
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._nodes.tails import batches, share
 
 
-def dealt(items: int, world_size: int, tail: str) -> list[int]:
-    """The number of cards of each rank when they are dealt by hand."""
-    hands = [0] * world_size
-    for k in range(items):
-        hands[k % world_size] += 1
-    if tail == "pad":
-        return [max(hands)] * world_size
-    return [min(hands)] * world_size if tail == "drop" else hands
-
-
-@given(st.integers(0, 200), st.integers(1, 20), st.sampled_from(["pad", "drop", "exact"]))
+@given(st.integers(0, 200), st.integers(1, 20), st.sampled_from(TAILS))
 def test_share_is_what_dealing_by_hand_gives(items, world_size, tail):
-    assert [share(items, rank, world_size, tail) for rank in range(world_size)] == dealt(items, world_size, tail)
+    hands = [dealt(items, world_size, tail)[rank::world_size] for rank in range(world_size)]
+    assert [share(items, rank, world_size, tail) for rank in range(world_size)] == [len(hand) for hand in hands]
 
 
 @given(st.integers(0, 200), st.integers(1, 20), st.booleans())

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
 
-from penstock import ClosedError, sample
+from penstock import Buckets, ClosedError, nodes, sample
 from penstock._memory.devices import can_pin
 from penstock._nodes.index_node import index_of, items_in, left_at
 from penstock.nodes import (
@@ -23,6 +23,7 @@ from penstock.nodes import (
     Cycler,
     EndOfEpoch,
     Fetch,
+    Grouper,
     IterableSource,
     Mapper,
     ParallelMapper,
@@ -88,6 +89,7 @@ INDEX_LEVEL: dict[str, Callable[[], Node[Any]]] = {
     "SamplerWrapper": lambda: SamplerWrapper(RandomSampler(range(N)), seed=3),
     "SamplerWrapper, batches": lambda: SamplerWrapper(BatchSampler(RandomSampler(range(N)), 5, drop_last=False), seed=3),
     "SamplerWrapper, helper": lambda: SamplerWrapper(Hidden(), seed=3),
+    "Grouper": lambda: Grouper(ShuffledOrder(N, seed=3), Buckets([1 + k % 5 for k in range(N)], 10, count=True)),
     "IterableSource": lambda: IterableSource(Stream(), seed=3),
     "Batcher": indices,
 }
@@ -114,6 +116,15 @@ def items(node: Node[Any], n: int = 9) -> list[Any]:
         return [plain(item) for item in islice(node, n)]
     finally:
         node.shutdown()
+
+
+def test_every_node_is_in_one_of_the_graphs():
+    """Seen to fail: `Grouper` was in none."""
+    listed = {type(node) for graph in GRAPHS if not graph.marks for node in graph.values[0]().chain()} | {PinMemory}
+    public = [
+        value for value in (getattr(nodes, name) for name in nodes.__all__) if isinstance(value, type) and issubclass(value, nodes.Node)
+    ]
+    assert {*public} - {nodes.Node, nodes.IndexNode, nodes.FirstNode} - listed == set()
 
 
 @pytest.mark.parametrize("build", GRAPHS)

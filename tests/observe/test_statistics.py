@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock import Loader
-from penstock._workers.meter import Histogram, Meter, _active_ns
+from penstock._workers.meter import Histogram, Meter, active_ns
 from penstock.nodes import Mapper, Sampler
 from penstock.orders import SequentialOrder
 from penstock.statistics import Durations, LoaderStatistics
@@ -190,7 +190,7 @@ def test_an_interrupt_in_a_look_at_the_processor_stays_an_interrupt() -> None:
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 + interrupts % 10 * 1e-5)
                 while True:
-                    _active_ns()
+                    active_ns()
             except KeyboardInterrupt:
                 interrupts += 1
     finally:

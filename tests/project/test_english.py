@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent.parent
 PHRASES = {r"nobody|whoever|somebody": 79, r"goes on": 72, r"of (?:its|their) own": 48}
 """How often each phrase occurred at 9b9d876, counted by `prose`, in its `WORDS` words."""
 WORDS = 96_200
-NAMES = {"place": 430, "one": 640, "said": 173, "words": 171}
-"""Names in the code that mean many things, and how often they occur."""
+NAMES = {"place": 141, "one": 640, "said": 173, "words": 171}
+"""Names in the code that mean many things, and how often they occur; a ``place`` in `_nodes` means one thing, see `index_node`."""
 
 
 def prose(root: Path) -> str:
@@ -41,6 +41,8 @@ def test_a_name_of_many_things_stays_rare(name: str) -> None:
     """In code, where it may be a position of the graph in one file and a path in the next. Lower the number when there are fewer. Seen to fail with one fewer allowed."""
     found = 0
     for file in (ROOT / "pipes").rglob("*.py"):
+        if name == "place" and file.parent.name == "_nodes":
+            continue
         with open(file, "rb") as source:
             found += sum(token.type == tokenize.NAME and token.string == name for token in tokenize.tokenize(source.readline))
     assert found <= NAMES[name], f"{found} times, where {NAMES[name]} are allowed: say what it is (index, path, offset, number)"

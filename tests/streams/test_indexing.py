@@ -144,7 +144,7 @@ class TestTheCommand:
         lines = sorted(err.splitlines())
         assert lines[0].startswith("penstock index: b.tar: b.tar cannot be read as a tar at byte 0: it is empty")
         assert "No such file or directory: 'gone.jsonl'" in lines[1]
-        assert lines[2].startswith("penstock index: notes.txt: the name must end in one of .jsonl")
+        assert lines[2].startswith("penstock index: notes.txt: the name must end in one of .")
         assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "c.tar", "c.tar.index", "notes.txt"]
 
     @pytest.mark.parametrize("suffix", ["gz", "zst", "xz", "bz2"])

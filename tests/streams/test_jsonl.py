@@ -199,6 +199,14 @@ def test_a_json_array_is_not_one_record(tmp_path, text, suffix, capsys):
             next(iter(loader))
 
 
+def test_a_json_array_after_blank_lines_is_not_indexed(tmp_path, capsys):
+    """Seen to fail: only the first 256 bytes of a chunk were looked at, and these were blank."""
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n" * 300 + ARRAYS["in lines"])
+    assert main(["index", str(path)]) == 1
+    assert "is one JSON array" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock import Loader, formats
 from penstock._files.paths import kept_in
-from penstock._files.transfer import watched_transfer
+from penstock._files.transfer import transfer_callback
 from penstock._random.lane_order import Deal
 from penstock._random.shard_order import ShardOrder
 
@@ -188,7 +188,7 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
 
 def test_a_transfer_that_takes_long_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    callback = watched_transfer("s3://data/1.tar", 1000, lambda: False, clock=lambda: now)
+    callback = transfer_callback("s3://data/1.tar", 1000, lambda: False, clock=lambda: now)
     with caplog.at_level("INFO", "penstock"):
         for now in (0.0, 3.0, 5.0, 12.0, 14.0):  # noqa: B007  # the clock reads it
             callback.relative_update(100)

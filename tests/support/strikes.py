@@ -83,7 +83,12 @@ class Strikes:
     """
 
     def __init__(
-        self, handler: Callable[[], Any] = stop, *, passed: Sequence[str] = (), within: str | tuple[str, ...] = PACKAGE, each_time: bool = False
+        self,
+        handler: Callable[[], Any] = stop,
+        *,
+        passed: Sequence[str] = (),
+        within: str | tuple[str, ...] = PACKAGE,
+        each_time: bool = False,
     ) -> None:
         self.handler, self.passed, self.within, self.each_time = handler, passed, within, each_time
         self.at: set[tuple[str, int, int, int]] = set()

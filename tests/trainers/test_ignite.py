@@ -10,8 +10,19 @@ import types
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from penstock import Loader
+
+
+class _Sized(IterableDataset):
+    """A stream that states its length."""
+
+    def __iter__(self) -> Any:
+        return iter(range(40))
+
+    def __len__(self) -> int:
+        return 40
 
 
 def _loader() -> Loader[Any]:
@@ -37,7 +48,7 @@ def test_an_engine_that_discards_what_a_state_has_skipped_is_refused() -> None:
         seen = [next(iterator).tolist() for _ in range(3)]
         state = loader.state_dict()
         loader.load_state_dict(state)
-        with pytest.raises(TypeError, match=r"DeterministicEngine would read and discard.*begins after batch 3"):
+        with pytest.raises(TypeError, match=r"DeterministicEngine would read and discard.*begins after them"):
             begin(loader, 3)
         assert seen + [batch.tolist() for batch in loader] == batches
         iterator = begin(loader, 0)  # the next epoch, with nothing to discard
@@ -45,6 +56,20 @@ def test_an_engine_that_discards_what_a_state_has_skipped_is_refused() -> None:
         loader.load_state_dict(loader.state_dict())  # saved on the last batch
         begin(loader, 10)
         assert [batch.tolist() for batch in loader] not in (seen, batches)
+
+
+@pytest.mark.filterwarnings("ignore:_Sized has no state_dict")
+def test_a_stream_is_refused_too() -> None:
+    """Its position is unknown even if it has a length. Seen to fail: batches 3 to 5 were discarded."""
+    begin = _discarding()
+    with Loader.from_dataset(_Sized(), 4) as loader:
+        iterator = begin(loader, 0)
+        seen = [value for _ in range(3) for value in next(iterator).tolist()]
+        loader.load_state_dict(loader.state_dict())
+        assert loader.position is None
+        with pytest.raises(TypeError, match="DeterministicEngine would read and discard"):
+            begin(loader, 3)
+        assert seen + [value for batch in loader for value in batch.tolist()] == list(range(40))
 
 
 @pytest.mark.parametrize("at", [3, 10, 13])

@@ -118,9 +118,7 @@ class Claim:
         return _lock(self._data, number, wait=wait)
 
     def write(self, number: int, record: bytes) -> None:
-        """Append ``record`` to the data, then make the index point to it."""
-        if len(record) > AT_MOST:
-            raise OSError(errno.EFBIG, f"a cached sample may have at most {AT_MOST} bytes")
+        """Append ``record``, of at most `AT_MOST` bytes, to the data, then make the index point to it."""
         if (written := os.write(self._data, record)) < len(record):
             os.write(self._data, record[written:])  # to get the error that explains the short write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import operator
@@ -111,25 +112,26 @@ class Cached(Shown):
             Exception: Whatever the dataset raises; the sample is then not cached.
         """
         number, files = self._number(index), self._opened()
-        found = files.read(number)
-        return self._load(files, number) if found is ABSENT else found
+        sample = files.read(number)
+        return self._load(files, number) if sample is ABSENT else sample
 
     @property
     def __getitems__(self) -> Callable[[list[Any]], list[Any]]:
         """The samples of a list of indices; present only if the dataset has a ``__getitems__`` worth calling."""
         if not self._has_getitems:
             raise AttributeError("__getitems__")
-        return self._gather
+        return self._get_many
 
     @property
     def filled(self) -> int:
-        """How many samples are cached; O(n)."""
+        """How many samples are cached, damaged ones included; O(n)."""
         return int(np.count_nonzero(self._opened().entries))
 
     def fill(self, *, num_workers: int = 0, method: Literal["thread", "process"] = "process") -> None:
         """Load every sample that is not cached yet, so that no epoch has to. Progress is shown on a terminal if tqdm is installed, or else logged every ten seconds.
 
         Without this call, the first epoch fills the cache. Several processes may fill a cache at once; they share the work.
+        Damage is noticed, and the sample loaded again, only when the sample is read.
 
         Args:
             num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
@@ -141,7 +143,7 @@ class Cached(Shown):
         missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
         what = f"caching {self._identity['dataset']}"
         if len(missing):  # an empty epoch would be warned of
-            for _ in one_pass(Subset(self, missing), _AT_ONCE, what, num_workers=num_workers, method=method, transform=_dropped):  # type: ignore[arg-type]
+            for _ in one_pass(Subset(self, missing), _BATCH_SIZE, what, num_workers=num_workers, method=method, transform=_dropped):  # type: ignore[arg-type]
                 pass
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ class Cached(Shown):
         vars(self).update(state)
         if state["_files"] is not None:
             if self._path is None:
-                index, data = (one.detach() for one in state["_files"])
+                index, data = (fd.detach() for fd in state["_files"])
                 self._files = Files(index, data, self._length)
             else:
                 self._files = in_folder(self._path, self._identity)
@@ -175,57 +177,57 @@ class Cached(Shown):
     def _load(self, files: Files, number: int) -> Any:
         with Claim(files) as claim:
             claim.take(number, wait=True)
-            found = files.read(number)  # someone else may have loaded it while we waited
-            if found is ABSENT:
+            sample = files.read(number)  # someone else may have loaded it while we waited
+            if sample is ABSENT:
                 with self._randomness.loading(f"sample {number} of {self._identity['dataset']}"):
                     loaded = self.dataset[number]
-                found = self._stored(claim, number, loaded)
-        return found
+                sample = self._store(claim, number, loaded)
+        return sample
 
-    def _claimed(self, claim: Claim, numbers: list[int]) -> dict[int, Any]:
-        """The samples at those of ``numbers`` that no other thread or process holds."""
+    def _load_free(self, claim: Claim, numbers: list[int]) -> dict[int, Any]:
+        """Claim those of ``numbers`` that no other thread or process holds; return their samples, loading what is still absent."""
         # Not inside the `with`: Ctrl-C at a loop's jump in there could skip the release (python/cpython#130279).
         found = {number: claim.files.read(number) for number in numbers if claim.take(number, wait=False)}
-        missing = [number for number, one in found.items() if one is ABSENT]
-        return found | {number: self._stored(claim, number, one) for number, one in zip(missing, self._gathered(missing), strict=True)}
+        missing = [number for number, sample in found.items() if sample is ABSENT]
+        return found | {number: self._store(claim, number, new) for number, new in zip(missing, self._load_many(missing), strict=True)}
 
-    def _gather(self, indices: list[Any]) -> list[Any]:
+    def _get_many(self, indices: list[Any]) -> list[Any]:
         numbers, files = [self._number(index) for index in indices], self._opened()
         found = {number: files.read(number) for number in dict.fromkeys(numbers)}
-        missing = [number for number, one in found.items() if one is ABSENT]
+        missing = [number for number, sample in found.items() if sample is ABSENT]
         if missing:
             with Claim(files) as claim:  # claims only what is free, because waiting while holding claims could deadlock
-                found |= self._claimed(claim, missing)
+                found |= self._load_free(claim, missing)
         # A repeated index gives two copies. Samples that others are loading are awaited one by one, without holding a claim.
         taken = [found.pop(number, ABSENT) for number in numbers]
-        return [self[number] if one is ABSENT else one for number, one in zip(numbers, taken, strict=True)]
+        return [self[number] if sample is ABSENT else sample for number, sample in zip(numbers, taken, strict=True)]
 
-    def _gathered(self, numbers: list[int]) -> list[Any]:
+    def _load_many(self, numbers: list[int]) -> list[Any]:
         if not numbers:
             return []
         with self._randomness.loading(f"samples {numbers} of {self._identity['dataset']}"):
             return list(samples_in(self.dataset, self.dataset.__getitems__(numbers), len(numbers), "or remove __getitems__"))
 
-    def _stored(self, claim: Claim, number: int, value: Any) -> Any:
+    def _store(self, claim: Claim, number: int, loaded: Any) -> Any:
         """Write the sample, and return what later reads will return, so that the first epoch is like the others."""
         if claim.files.entries[number]:
             _logger.warning("sample %d in the cache %s was damaged and was loaded again.", number, self._path)
         try:
-            record = record_of(number, value)
+            record = record_of(number, loaded)
         except NotCacheable as refusal:
             raise TypeError(
                 f"sample {number} of {self._identity['dataset']} cannot be cached: sample{refusal}. Cache the data before the transform that "
                 f"produces this, and apply that transform to what the cache returns."
             ) from None
+        if len(record) > AT_MOST:
+            raise OSError(
+                errno.EFBIG,
+                f"sample {number} of {self._identity['dataset']} takes {len(record)} bytes, but a cached sample may have at most {AT_MOST}. Cache the data "
+                f"before the transform that makes it so large, and apply that transform to what the cache returns",
+            )
         try:
             claim.write(number, record)
         except OSError as error:
-            if len(record) > AT_MOST:
-                raise OSError(
-                    error.errno,
-                    f"sample {number} of {self._identity['dataset']} takes {len(record)} bytes, but a cached sample may have at most {AT_MOST}. Cache the data "
-                    f"before the transform that makes it so large, and apply that transform to what the cache returns",
-                ) from error
             free = shutil.disk_usage(self._path).free if self._path else os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
             raise OSError(
                 error.errno,
@@ -235,10 +237,10 @@ class Cached(Shown):
         return value_at(memoryview(record), len(record))
 
 
-_AT_ONCE: Final = 16
-"""How many samples a worker caches between two progress reports."""
+_BATCH_SIZE: Final = 16
+"""How many samples `Cached.fill` loads between two progress reports."""
 
 
 def _dropped(sample: Any) -> int:
-    """What `Cached.fill` sends from a worker in place of a cached sample."""
+    """What a worker of `Cached.fill` sends in place of a sample."""
     return 0

@@ -43,19 +43,21 @@ class FunctionTask(Task):
         self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
 
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
-        if not isinstance(task, Indices):  # its draws, which nothing seeds, must go on from item to item
-            return self._applied(task, None, inline, meter)
-        again = isinstance(task.values, int | np.ndarray)  # the function may have modified an item of a stream
-        return self._run(lambda: self._applied(task.plain(), task, inline, meter), of_many=False, kept=inline, again=again)
+        function = self.function if meter is None else meter.timed(self.function, meter.load)
+        if isinstance(task, Indices):
+            again = isinstance(task.values, int | np.ndarray)  # the function may have modified an item of a stream
+            return self._run(lambda: self._applied(function, task), of_many=False, kept=inline, again=again)
+        # Not by `_run`: nothing seeds its draws, so if the generators were restored, each item would draw the same numbers.
+        # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
+        if self._watch is not None and (inline or get_worker_info() is not None):
+            return self._without_address(function, task, self._watch)
+        return function(task)
 
-    def _applied(self, value: Any, indices: Indices | None, inline: bool, meter: Meter | None) -> Any:
-        if indices is not None:
+    def _applied(self, function: Callable[[Any], Any], indices: Indices) -> Any:
+        value = indices.plain()
+        if not indices.is_batch or len(indices):  # an empty batch has no position
             position = int(indices.positions[0]) if indices.is_batch else indices.positions
             self._begin(SampleCursor(self.seed, indices.epoch, [position], [value], [IDLE]), position)
-        function = self.function if meter is None else meter.timed(self.function, meter.load)
-        # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
-        if indices is None and self._watch is not None and (inline or get_worker_info() is not None):
-            return self._without_address(function, value, self._watch)
         return function(value)
 
     def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:

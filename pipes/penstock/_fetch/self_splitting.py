@@ -15,6 +15,10 @@ def splits_itself(iterable: Any) -> str | None:
     """Explain why ``iterable``, or an object inside it, is known to split itself by rank. None if there is no sign of it."""
     for one in wrapped(iterable):
         name = type(one).__name__
+        if any(
+            getattr(how, size, None) == 1 for how in (one, getattr(one, "_distributed", None)) for size in ("world_size", "num_replicas")
+        ):
+            continue  # it was told that there is one rank only
         if getattr(one, "_distributed", None) is not None:
             return f"{name} was split by split_dataset_by_node"
         if (splitter := _nodesplitter(one)) is not None:

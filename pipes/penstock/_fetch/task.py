@@ -133,10 +133,10 @@ class Task:
         indices = task if isinstance(task, Indices) else None
 
         def name_of(row: int) -> int | str | None:
-            if indices is None:
+            if indices is None or (indices.is_batch and not len(indices)):
                 return None
-            one = indices[max(0, row)] if indices.is_batch else indices
-            name: int | str = one.values if self.dataset is not None and isinstance(one.values, int | str) else one.positions
+            item = indices[max(0, row)] if indices.is_batch else indices
+            name: int | str = item.values if self.dataset is not None and isinstance(item.values, int | str) else item.positions
             return name
 
         meter.measured(len(indices) if indices is not None and indices.is_batch else 1, name_of)

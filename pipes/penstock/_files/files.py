@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from penstock._files.paths import address, address_at_source, checksum, compression, extra, is_remote, kept_in, options_of
-from penstock._files.transfer import copy_over_http, watched_transfer
+from penstock._files.transfer import copy_over_http, transfer_callback
 from penstock._files.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
     if is_remote(path):
         try:
             with _asking(path) as (filesystem, inside):
-                callback = watched_transfer(path, then.size, is_over)
+                callback = transfer_callback(path, then.size, is_over)
                 if path.startswith(("http://", "https://")):
                     version = {"If-Match": then.version} if _is_strong(path, then.version) else {}
                     copy_over_http(filesystem, inside, to, callback, version)

@@ -1,4 +1,4 @@
-"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP resumes where it broke off; and which errors may pass."""
+"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP resumes where it broke off; and which errors may be temporary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_PROGRESS_S: Final = 60.0
 """After so many seconds without a byte, a connection counts as broken."""
 _PAUSES_S: Final = (0.5, 1.0, 2.0)
 _CHUNK: Final = 2**20
-_MAY_PASS: Final = (408, 429, *range(500, 600))
+_TEMPORARY: Final = (408, 429, *range(500, 600))
 
 FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors that waiting does not resolve."""
@@ -34,54 +34,54 @@ NETWORK: Final = {
 """The errors that the libraries under fsspec raise when a response breaks off: package and class. They are not subclasses of `OSError`, though they should be."""
 
 
-def may_pass(exc: Exception) -> bool:
-    """Whether an error may be a temporary one of a disk or a network."""
+def may_be_temporary(exc: Exception) -> bool:
+    """Whether waiting may resolve an error, as of a disk or a network."""
     if isinstance(exc, OSError):
         return not isinstance(exc, FINAL)
     return any(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in NETWORK for kind in type(exc).__mro__)
 
 
-def watched_transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Any:
-    """A callback for fsspec, which calls it for each part that arrives.
+def transfer_callback(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Any:
+    """A callback for fsspec, which calls it for each part that arrives. It raises if the transfer must end.
 
     Args:
         path: What is fetched.
         size: Its size in bytes.
-        is_over: Whether the transfer is no longer wanted. The next part then raises an `InterruptedError`.
+        is_over: Whether the transfer is no longer wanted. The next call then raises an `InterruptedError`.
         clock: Seconds.
     """
-    most, due = size, clock() + SLOW_S
+    due = clock() + SLOW_S
 
-    def told(size: int, value: int, **_: Any) -> None:  # the size reported by the server may have changed by now
+    def check(reported_size: int, value: int, **_: Any) -> None:  # what the server reports now, which may be another size
         nonlocal due
         if is_over():
             raise InterruptedError(f"{path} is no longer wanted")
-        if value > most:
+        if value > size:
             raise OSError(
-                f"{path} returned at least {value} bytes instead of {most}: it has changed, or its server reported another size before"
+                f"{path} returned at least {value} bytes instead of {size}: it has changed, or its server reported another size before"
             )
         if (now := clock()) > due:
             due = now + LINE_S
             log.info("fetching %s: %d of %d bytes", path, value, size)
 
-    return extra("fsspec.callbacks", f"{path!r}").Callback(size, hooks={"penstock": told})
+    return extra("fsspec.callbacks", f"{path!r}").Callback(size, hooks={"penstock": check})
 
 
 def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: Mapping[str, str]) -> None:
-    """Copy a file over HTTP in one request, without a limit on its time as a whole, as aiohttp's of 300 s. Where the connection breaks off, the next request asks for the rest.
+    """Copy a file over HTTP in one request, without a limit on its total time (aiohttp's is 300 s). If the connection breaks off, the next request asks for the rest.
 
     Args:
         filesystem: fsspec's, for HTTP.
         url: Of the file.
         to: The path of the copy.
-        callback: See `watched_transfer`.
+        callback: See `transfer_callback`.
         version: The header that asks for one version of the file only; empty if the server cannot be asked for it.
 
     Raises:
-        Exception: The fourth error in a row before which no byte came; or the server's refusal.
+        Exception: The fourth error in a row after which the copy is no longer than ever before; the server's refusal; or that of ``callback``.
     """
     limits = extra("aiohttp", f"{url!r}").ClientTimeout(total=None, sock_connect=NO_PROGRESS_S, sock_read=NO_PROGRESS_S)
-    asyn, pauses = extra("fsspec.asyn", f"{url!r}"), iter(_PAUSES_S)
+    asyn, pauses, furthest = extra("fsspec.asyn", f"{url!r}"), iter(_PAUSES_S), 0
     with open(to, "wb", buffering=0) as file:
 
         async def get(begin: int) -> None:
@@ -99,15 +99,15 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
                     callback.relative_update(len(chunk))
 
         while True:
-            begin = file.tell()
             try:
-                asyn.sync(filesystem.loop, get, begin)
+                asyn.sync(filesystem.loop, get, file.tell())
                 return
             except Exception as exc:
-                if file.tell() > begin:
-                    pauses = iter(_PAUSES_S)
+                callback.call()  # if it must end, this raises: the error may be the callback's own, and then no other request helps
+                if file.tell() > furthest:
+                    furthest, pauses = file.tell(), iter(_PAUSES_S)
                 pause = next(pauses, None)
-                if pause is None or not may_pass(exc) or getattr(exc, "status", 500) not in _MAY_PASS:
+                if pause is None or not may_be_temporary(exc) or getattr(exc, "status", 500) not in _TEMPORARY:
                     raise
                 if not version:  # the rest might be of another one
                     _rewind(file, callback)

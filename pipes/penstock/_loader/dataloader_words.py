@@ -1,4 +1,4 @@
-"""Compatibility with ``torch.utils.data.DataLoader``: which of its attributes a loader has, and the errors for the others."""
+"""Compatibility with ``torch.utils.data.DataLoader``: which of its attributes a loader has, and the errors for other uses of one."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ReadOnly:
     """A read-only attribute with the name of one of ``DataLoader``'s.
 
     Args:
-        shown: Whether a loader built by `from_dataset` has it. Trainers that find the others rebuild a ``DataLoader`` from them.
-        asked: The value may change, so a function that returns it is stored instead.
+        shown: Whether a loader built by `from_dataset` has it. The others are hidden, because trainers that find them rebuild a ``DataLoader``.
+        computed: The value may change, so the loader's ``_words`` hold a function that returns it.
     """
 
-    def __init__(self, *, shown: bool, asked: bool = False) -> None:
+    def __init__(self, *, shown: bool, computed: bool = False) -> None:
         self._shown = shown
-        self._asked = asked
+        self._computed = computed
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -55,7 +55,7 @@ class ReadOnly:
             )
         if self._shown and loader._words is not None:
             value = loader._words[self._name]
-            return value() if self._asked else value
+            return value() if self._computed else value
         raise AttributeError(f"a Loader has no attribute {self._name!r}{' if it was built from a graph' * self._shown}. {_BUILT_IN}")
 
     def __set__(self, loader: Any, value: Any) -> NoReturn:
@@ -77,7 +77,7 @@ class DataLoaderWords:
 
     dataset = ReadOnly(shown=True)
     batch_size = ReadOnly(shown=True)
-    num_workers = ReadOnly(shown=True, asked=True)
+    num_workers = ReadOnly(shown=True, computed=True)
     collate_fn = ReadOnly(shown=True)
     pin_memory = ReadOnly(shown=True)
     drop_last = ReadOnly(shown=True)
@@ -107,11 +107,13 @@ class EpochView:
 
 
 def refuse_discarding(loader: Any) -> None:
-    """Refuse an iterator to a caller that skips by reading, if a loaded state has skipped the same batches."""
-    if sys._getframe(2).f_globals.get("__name__") == _DISCARDS and loader._reader.cursor.pending and loader.position and loader.remaining:
+    """Refuse an iterator to a caller that skips by reading, if a loaded state has skipped the same batches. For `Loader.__iter__` only."""
+    cursor = loader._reader.cursor
+    # In a stream the position is unknown, None.
+    if sys._getframe(2).f_globals.get("__name__") == _DISCARDS and cursor.pending and loader._is_inside and loader.position != 0:
         raise TypeError(
-            f"ignite's DeterministicEngine would read and discard the first batches of the epoch again, but this loader has loaded a state and begins "
-            f"after batch {loader.position}. Train with ignite.engine.Engine, or wrap the loader as in 'ignite' on the page 'Trainers' of the documentation."
+            "ignite's DeterministicEngine would read and discard the first batches of the epoch again, but this loader has loaded a state and begins "
+            "after them. Train with ignite.engine.Engine, or wrap the loader as in 'ignite' on the page 'Trainers' of the documentation."
         )
 
 
@@ -119,20 +121,20 @@ def check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, A
     """Refuse calls meant for ``DataLoader``, and say what to write instead."""
     if isinstance(root, BaseNode) and not misplaced and not dataset_words:
         return
-    words = "".join(f", {value!r:.60}" for value in misplaced)
-    words += "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items() if name != "dataset")
+    arguments = "".join(f", {value!r:.60}" for value in misplaced)
+    arguments += "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items() if name != "dataset" or root is not None)
     if isinstance(root, BaseNode):
         raise GraphError(
-            f"Loader(root) takes only a graph. Pass the other arguments ({words[2:]}) to its nodes: the Batcher, the ParallelMapper and so on."
+            f"Loader(root) takes only a graph. Pass the other arguments ({arguments[2:]}) to its nodes: the Batcher, the ParallelMapper and so on."
         )
-    came = type(dataset_words.get("dataset") if root is None else root).__name__
+    kind = type(dataset_words.get("dataset") if root is None else root).__name__
     raise GraphError(
-        f"Loader(root) takes the last node of a graph, not a {came}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
+        f"Loader(root) takes the last node of a graph, not a {kind}. For a dataset write Loader.from_dataset(dataset{arguments or ', batch_size=…'})."
     )
 
 
 def check_epoch(epoch: int) -> int:
-    """``epoch``, if it is the number of one."""
+    """``epoch`` as an ``int``, if it can be the number of an epoch."""
     return whole_number("epoch", epoch, 0, 2**62)
 
 

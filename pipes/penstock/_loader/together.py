@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
+from penstock._nodes.tails import repeats
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 
 if TYPE_CHECKING:
@@ -134,9 +135,9 @@ def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares
         raise ValueError(
             f"Buckets and batch_size={shares.batch_size}, drop_last={shares.drop_last} exclude each other: each bucket is a batch. Drop one of them."
         )
-    if shares.tail == "pad":
+    if repeats(shares.tail):
         raise ValueError(
-            "tail='pad' repeats the start of an epoch, but groups cannot be read by position. Use tail='drop' or tail='exact'."
+            f"tail={shares.tail!r} repeats items of an epoch, but groups cannot be read by position. Use tail='drop' or tail='exact'."
         )
 
 

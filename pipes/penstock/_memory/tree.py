@@ -44,14 +44,14 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
     return change(tree)
 
 
-def leaves(tree: Any, _within: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """Every leaf, in order. No container is built or changed, and one that contains itself is entered only once."""
-    parts = _parts(tree)
+def leaves(tree: Any, method: str = "", _within: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Every leaf, in order, as in `mapped`. No container is built or changed, and one that contains itself is entered only once."""
+    parts = None if method and has_method(tree, method) else _parts(tree)
     if parts is None:
         yield tree
     elif not any(tree is one for one in _within):
         for part in parts:
-            yield from leaves(part, (*_within, tree))
+            yield from leaves(part, method, (*_within, tree))
 
 
 def has_method(value: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Warns once of draws from the global generators in worker threads.
+"""Warns once of draws in worker threads from the global generators, and from those that the user's objects hold.
 
 Threads share these generators with each other and with the training loop, so they cannot be seeded for a sample, and the numbers drawn depend on timing.
 If the generators move while all threads between the loop and its workers wait (`Blocked`), a worker has drawn, or another thread of the program. That costs
@@ -28,9 +28,10 @@ class DrawWatch:
         work: Their task function.
 
     Attributes:
+        look: Returns what is watched of the generators, for `message_if_drawn`.
         blocked: The places of the threads that wait for the workers.
         place: The place of the thread that reads the mapper.
-        said: The warning, once issued.
+        message: The warning, once issued.
     """
 
     def __init__(self, work: Task) -> None:
@@ -38,39 +39,37 @@ class DrawWatch:
         self.look = looker(work.generators.states)
         self.blocked = Blocked(self.look)
         self.place = self.blocked.place()
-        self.said: str | None = None
+        self.message: str | None = None
 
     def warn(self, workers: Collection[int]) -> None:
-        """Warn of what `blocked` has seen; the watch ends with a draw.
+        """Warn if what `blocked` has seen is a draw, and end the watch.
 
         Args:
             workers: The threads that were watched.
         """
         changed, self.blocked.changed = self.blocked.changed, None
-        if changed is None or self.said is not None:  # a thread saw another change just as the watch ended
+        if changed is None or self.message is not None:  # a thread saw another change just as the watch ended
             return
-        if words := self._words(*changed, self.blocked.others(workers)):  # a generator that has only been found is no draw
-            self.blocked.off, self.said = True, words
-            warnings.warn(words, stacklevel=2)
+        if message := self._message(*changed, self.blocked.others(workers)):  # none if a generator has only been found
+            self.blocked.off, self.message = True, message
+            warnings.warn(message, stacklevel=2)
 
-    def words_if_drawn(self, before: Look) -> str:
-        """The warning, if the generators changed since ``before``, a `look`, and only workers can have drawn; otherwise empty.
+    def message_if_drawn(self, before: Look) -> str:
+        """The warning, if the generators changed since ``before``, a `look`; otherwise empty. For a caller who knows that only workers can have drawn.
 
         The watch itself looks only while the loop waits.
         """
-        return self._words(before, self.look(), [])
+        return self._message(before, self.look(), [])
 
-    def _words(self, before: Look, after: Look, others: list[str]) -> str:
+    def _message(self, before: Look, after: Look, others: list[str]) -> str:
         names = drawn(before, after)
         if not names:
             return ""
-        order = *GENERATORS, *sorted(names.difference(GENERATORS))
-        what = ["the global random numbers"] * bool(names.intersection(GENERATORS)) + ["a shared generator"] * bool(
-            names.difference(GENERATORS)
-        )
+        of_process, of_objects = [name for name in GENERATORS if name in names], sorted(names.difference(GENERATORS))
+        what = ["the global random numbers"] * bool(of_process) + ["a shared generator"] * bool(of_objects)
         other = f", or another thread of your program ({', '.join(others[:_NAMED])})," if others else ""
         return (
-            f"{self._work.parts_that_may_draw}{other} drew from {' and from '.join(what)} in worker threads ({', '.join(name for name in order if name in names)}). The threads "
+            f"{self._work.parts_that_may_draw}{other} drew from {' and from '.join(what)} in worker threads ({', '.join(of_process + of_objects)}). The threads "
             f"share them with each other and with your loop, so the numbers depend on timing: another run gives different batches, and so does a resumed one. In the dataset and "
             f'in transform=, draw from penstock.sample().rng or penstock.sample().torch_generator, which belong to the sample; or use method="process", where penstock seeds '
             f"these generators for each sample."

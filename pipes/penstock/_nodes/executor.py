@@ -80,7 +80,8 @@ class Executor:
         if self.crew.auto is not None and lanes:
             raise ValueError(
                 f"num_workers='auto' changes the number of workers at run time, but {facts.name} is read in lanes, and one worker process must read "
-                f"each lane forward. Pass a number: num_workers=2."
+                "each lane forward. Pass a number (num_workers=2)"
+                + ("." if facts.sets_worker_info else ', or use method="thread", where threads share what they have read.')
             )
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
@@ -321,7 +322,7 @@ class Executor:
                 wait_s=(self._wait_ns if self.num_workers else totals.busy_ns) / 1e9,
                 tasks=own.tasks if self.num_workers else self.tasks,
                 choice=None if self.crew.auto is None else self.crew.auto.choice,
-                draws=None if self._draws is None else self._draws.said,
+                draws=None if self._draws is None else self._draws.message,
             ),
         )
 

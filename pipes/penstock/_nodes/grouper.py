@@ -51,11 +51,11 @@ class Grouper(FirstNode[Indices]):
         self.groups = groups
         self._indices = Sampler(order)
         self._blocks = -(-len(order) // groups.block)
-        self._planned: _Block | None = None
+        self._last: _Block | None = None  # the block that was read last
         # An epoch is counted by planning it. A thread counts the next epoch with its own order, because an order may cache what it computes.
         self._counts: dict[int, int] = {}
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
-        self._counted_ahead: PlanSource[Any] = PlanSource()
+        self._counting: PlanSource[int] = PlanSource()
         facts = self._indices.facts
         super().__init__(Facts(facts.settings | groups.settings(), facts.rank_settings | {"count": groups.count}))
 
@@ -76,19 +76,19 @@ class Grouper(FirstNode[Indices]):
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Indices], State]:
         epoch, block, taken, position = (place[key] for key in _KEYS)
         if self.groups.count and epoch not in self._counts:
-            self._counted_ahead.get(self._counter, PlanRequest(epoch))
-        target, wanted = position + n * every, position + first
+            self._counting.get(self._counter, PlanRequest(epoch))
+        begin, target = position + first, position + n * every
         items: list[Indices] = []
         while position < target and block < self._blocks:
-            plan = self._plan(epoch, block)
-            if taken and taken >= len(plan):  # a block of empty sequences has no groups
+            groups = self._block(epoch, block)
+            if taken and taken >= len(groups):  # a block of empty sequences has no groups
                 raise StateError(
-                    f"a state at group {taken} of block {block} is out of bounds: the block has {len(plan)} groups. It is damaged."
+                    f"a state at group {taken} of block {block} is out of bounds: the block has {len(groups)} groups. It is damaged."
                 )
-            end = min(target, position + len(plan) - taken)
-            begin = wanted + max(0, -(-(position - wanted) // every)) * every
-            items += [plan.item(at - position + taken, at) for at in range(begin, end, every)]
-            block, taken = (block, taken + end - position) if taken + end - position < len(plan) else (block + 1, 0)
+            origin = position - taken  # the position of the block's first group
+            end = min(target, origin + len(groups))
+            items += [groups.item(at - origin, at) for at in range(begin + len(items) * every, end, every)]
+            block, taken = (block, end - origin) if end < origin + len(groups) else (block + 1, 0)
             position = end
         if self.groups.count and (position > self._counts[epoch] or (block == self._blocks and position < self._counts[epoch])):
             raise StateError(
@@ -96,7 +96,7 @@ class Grouper(FirstNode[Indices]):
                 f"{self._counts[epoch]} groups, and reading ended at {position}. It is damaged."
             )
         if self.groups.count and items:
-            self._counted_ahead.order(self._counter, PlanRequest(epoch + 1))
+            self._counting.order(self._counter, PlanRequest(epoch + 1))
         return items, dict(zip(_KEYS, (epoch, block, taken, position), strict=True))
 
     def peek(self, place: State, positions: Int64s) -> Sequence[Indices]:
@@ -120,26 +120,26 @@ class Grouper(FirstNode[Indices]):
         return self._indices.settings_at(epoch, place)
 
     def seek(self, place: State) -> State:
-        self._counted_ahead.resume()
+        self._counting.resume()
         self._indices.seek(place)
         return place
 
     def interrupt(self) -> None:
-        self._counted_ahead.interrupt()
+        self._counting.interrupt()
         self._indices.interrupt()
 
     def shutdown(self) -> None:
         self._counter.closed = True
-        self._counted_ahead.shutdown()
+        self._counting.shutdown()
         self._indices.shutdown()
 
-    def _plan(self, epoch: int, block: int) -> _Block:
-        planned = self._planned
-        if planned is None or (planned.epoch, planned.block) != (epoch, block):
-            positions = _positions(block, self.groups.block, len(self.order))
+    def _block(self, epoch: int, block: int) -> _Block:
+        last = self._last
+        if last is None or (last.epoch, last.block) != (epoch, block):
+            positions = _positions(block * self.groups.block, self.groups, self.order)
             indices: Any = self._indices.peek({"epoch": epoch}, positions)
-            planned = self._planned = _Block(epoch, block, positions, indices.values, self.groups)
-        return planned
+            last = self._last = _Block(epoch, block, positions, indices.values, self.groups)
+        return last
 
 
 @final
@@ -149,13 +149,12 @@ class _Block:
     def __init__(self, epoch: int, block: int, positions: Int64s, indices: Int64s, groups: Packs | Buckets) -> None:
         self.epoch = epoch
         self.block = block
-        plan = _planned(groups, indices)
+        plan = _plan(groups, indices)
         self._splits = plan.splits.tolist()
-        chosen, at = indices[plan.members], positions[plan.members]
-        self._batches = chosen, at
-        self._packs: list[list[int]] | None = None
+        self._indices, self._positions = indices[plan.members], positions[plan.members]
+        self._packs: list[list[int]] | None = None  # the columns of a `PackIndex`
         if plan.pieces is not None:
-            columns = chosen, at, groups.lengths[chosen], plan.pieces.starts, plan.pieces.lengths
+            columns = self._indices, self._positions, groups.lengths[self._indices], plan.pieces.starts, plan.pieces.lengths
             self._packs = [column.tolist() for column in columns]
 
     def __len__(self) -> int:
@@ -165,8 +164,7 @@ class _Block:
         """Group ``group`` of the block, which is group ``position`` of the epoch."""
         begin, end = self._splits[group], self._splits[group + 1]
         if self._packs is None:
-            indices, positions = self._batches
-            return Indices(self.epoch, positions[begin:end], indices[begin:end])
+            return Indices(self.epoch, self._positions[begin:end], self._indices[begin:end])
         return Indices(self.epoch, position, PackIndex(*(column[begin:end] for column in self._packs)))
 
 
@@ -189,17 +187,17 @@ class _Counter:
 def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int, int], counter: _Counter | None = None) -> int:
     """Groups in ``epoch``. If two threads count the same epoch, the first to finish ends the other's count, too."""
     count = 0
-    for block in range(-(-len(order) // groups.block)):
+    for begin in range(0, len(order), groups.block):
         if epoch in counts:
             return counts[epoch]
         if counter is not None and counter.closed:
             raise ClosedError("this loader was closed; build a new one.")
-        count += len(_planned(groups, order.indices(epoch, _positions(block, groups.block, len(order)))))
+        count += len(_plan(groups, order.indices(epoch, _positions(begin, groups, order))))
     counts[epoch] = count
     return count
 
 
-def _planned(groups: Packs | Buckets, indices: Int64s) -> Groups:
+def _plan(groups: Packs | Buckets, indices: Int64s) -> Groups:
     if len(indices) and int(indices.max()) >= len(groups.lengths):
         raise GraphError(
             f"the order has index {int(indices.max())}, but there are {len(groups.lengths)} lengths. Pass one length for each index of the dataset."
@@ -207,5 +205,6 @@ def _planned(groups: Packs | Buckets, indices: Int64s) -> Groups:
     return groups.plan(indices)
 
 
-def _positions(block: int, size: int, n: int) -> Int64s:
-    return np.arange(block * size, min((block + 1) * size, n))
+def _positions(begin: int, groups: Packs | Buckets, order: Order) -> Int64s:
+    """The positions in the order of the block that begins at ``begin``."""
+    return np.arange(begin, min(begin + groups.block, len(order)))

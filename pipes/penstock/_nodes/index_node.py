@@ -8,7 +8,8 @@ A node may cache things for speed: indices computed ahead, the plan of a sampler
 the last one it returned costs time, and nothing else.
 
 To write a node of the index level, override `start`, `left`, `read` and `check` of a `FirstNode`, or `read` (and `counted`, if needed) of
-an `IndexNode`.
+an `IndexNode`. An `IndexNode` that adds something to the place of its source overrides every method with a place, and nests the source's place
+under ``"source"``; `Cycler` is one.
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ class FirstNode(IndexNode[T]):
     __module__ = "penstock.nodes"
 
     compared = False  # whether `note` will be asked; set before anything is read
+    has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(None)
@@ -347,19 +349,18 @@ def index_of(node: Node[Any]) -> IndexNode[Any]:
 
 def left_at(root: Node[Any], state: State) -> int | None:
     """Items that ``root`` has left to deliver in the epoch of ``state``; None if unknown."""
-    above = []
+    delivered = 0
+    above: list[Node[Any]] = []
     for node in root.chain():
         if isinstance(node, IndexNode):
-            break
+            left = node.left(state)
+            return None if left is None else _counted(left - delivered, above)
+        users = not type(node).get_state.__module__.startswith("penstock.")
+        if "delivered" in state or (users and "epoch" not in state and "source" in state):  # a state of its own, with its source's in it
+            delivered += len(state.get("delivered", ()))
+            state = state["source"]
         above.append(node)
-    else:
-        return None
-    delivered = 0
-    while "epoch" not in state:
-        delivered += len(state.get("delivered", ()))
-        state = state["source"]
-    left = node.left(state)
-    return None if left is None else _counted(left - delivered, above)
+    return None
 
 
 def source_of(first: Any) -> Any:

@@ -6,8 +6,6 @@ import copy
 import logging
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._arguments import brief
-from penstock._errors import is_own_error
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.function_task import FunctionTask
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
+    from penstock._random.global_rng import States
 
 
 _logger = logging.getLogger("penstock")
@@ -42,16 +41,13 @@ class InlineWork:
         on_error: See `ParallelMapper`.
     """
 
-    def __init__(
-        self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
-    ) -> None:
+    def __init__(self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError) -> None:
         self.seeded: FetchTask | FunctionTask = _work_of(map_fn, seed, seed_global_rngs, on_error)
         self._unseeded = _work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
-        self._unseeded.generators = self.seeded.generators  # seeded in any case: the consumer has its own
-        self._what = type(self.seeded.dataset).__name__ if isinstance(self.seeded, FetchTask) else brief(map_fn)
+        self._unseeded.generators = self.seeded.generators  # seeded in any case: the consumer does not draw from them
         # A function may change its item; a sample can be loaded again.
-        self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
+        self._copies = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
         # What belongs to the whole process is not touched while the consumer works, neither its generators nor torch's worker info.
         self._draws = seed_global_rngs == "always" or (isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info)
@@ -63,23 +59,20 @@ class InlineWork:
             return self.seeded.inline(task, allocate)
         if self._calm >= CALM:
             return self._unseeded.inline(task, allocate)
-        return self._found_out(task, allocate)
+        return self._probed(task, allocate)
 
     @property
     def in_step(self) -> bool:
         """Whether a reader thread may load a batch only while the consumer waits for it."""
         return self._draws or self._calm < CALM
 
-    def _found_out(self, task: Any, allocate: Allocate) -> Any:
+    def _probed(self, task: Any, allocate: Allocate) -> Any:
         """Load ``task`` unseeded. If that draws, load it again, seeded."""
-        error: Exception | None = None
-        value = kept = None
-        if self._of_items:
+        again = task
+        if self._copies:
             try:
-                kept = copy.deepcopy(task)
-            except Exception as exc:  # an open file, a generator
-                if not is_own_error(exc):
-                    raise
+                again = copy.deepcopy(task)
+            except Exception:  # an open file, a generator
                 self._draws = True  # perhaps: seeding is always right
                 return self.seeded.inline(task, allocate)
         with global_rngs_kept():
@@ -87,29 +80,29 @@ class InlineWork:
             before = self._watch.look()
             try:
                 value = self._unseeded.inline(task, allocate)
-            except Exception as exc:
-                error = exc
-            self._draws = before is None or self._watch.look() != before
-        if self._draws:
-            _logger.warning(
-                "%s draws from the global random numbers and is loaded in a background thread, or another thread drew while it ran. To leave your own "
-                "draws undisturbed, it is loaded only while you wait for a batch, not ahead. To load ahead, use workers (num_workers; a ParallelMapper "
-                "has them, a Mapper does not), or draw from penstock.sample().rng, also in the other thread.",
-                self._what,
-            )
-            del error
-            return self.seeded.inline(kept if self._of_items else task, allocate)
-        self._calm += 1
-        if error is None:
-            return value
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame: break the cycle
+            except Exception:
+                if self._was_calm(before):
+                    raise
+            else:
+                if self._was_calm(before):
+                    return value
+        _logger.warning(
+            "%s draws from the global random numbers in a background thread, or another thread drew while it ran. To leave your own draws undisturbed, "
+            "batches are loaded only while you wait for them, not ahead. To load ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does "
+            "not), or draw from penstock.sample().rng, also in the other thread.",
+            self.seeded.parts_that_may_draw,
+        )
+        return self.seeded.inline(again, allocate)
+
+    def _was_calm(self, before: States | None) -> bool:
+        """Record whether the batch drew nothing since ``before``."""
+        self._draws = before is None or self._watch.look() != before
+        self._calm += not self._draws
+        return not self._draws
 
 
 def _work_of(
-    map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
+    map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError
 ) -> FetchTask | FunctionTask:
     """The `Work` for ``map_fn``: a `FetchTask` for a `Fetch`, a `FunctionTask` for any other function."""
     if isinstance(map_fn, Fetch):

@@ -1,13 +1,10 @@
 """IterableSource: a dataset that can only be read from its beginning, in place of a sampler.
 
-The difficult part is to begin epoch e without reading the epochs before it, for an unknown iterable. `_begin` tries, in this order:
+The difficult part is to begin epoch e without reading the epochs before it. `_begin` knows three rules:
 
 1. If the iterable has no state between passes, or its next pass is epoch e anyway (`_follows`): start that pass.
 2. If it has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
-3. If the saved state at the start of e contains the end of epoch e - 1 (``after``): load that, and start the next pass.
-4. If the pristine state is blank, so that it is certain to be the start of an epoch (`tells_its_epoch`): load it. The epoch count in the
-   state of torchdata's nodes is set to e first. A user's state is never changed, because its ``"epoch"`` may be a number of anything.
-5. Otherwise read the earlier epochs to their ends, from the current position or from the beginning. The log says so once.
+3. Otherwise epoch e begins where epoch e - 1 ends: in the saved state at that end (``after``), or after reading the epochs in between. The log says so once.
 
 Another loader, or the user, may have moved the same iterable in between. So `_used` records for each iterable its pristine state and the
 state in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as
@@ -18,24 +15,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._errors import GraphError, Once, StateError, StateMismatch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock._errors import GraphError, Once, StateError, StateMismatch, first_time
 from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import FirstItems
 from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
-from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
+from penstock._nodes.readers import IterableReader, NodeReader, Reader
 from penstock._nodes.stream_rng import START, StreamRng
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
 
@@ -97,7 +97,7 @@ class IterableSource(FirstNode[Indices]):
     **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch, and nothing is read of an epoch before the loop asks for it (unless it
     keeps the epoch in shared memory, as those of Hugging Face do). If it has a state but no ``set_epoch``, an epoch begins in
     the state in which the previous one ended, also after a resume. To jump to an epoch, the epochs before it are read to their ends, and the
-    log says so once, unless the state before anything was read is blank (zeros, words, empty lists).
+    log says so once.
 
     **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise a resume reads
     the items up to the saved position again, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts,
@@ -163,6 +163,7 @@ class IterableSource(FirstNode[Indices]):
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._once = Once()
+        self._may_ask = isinstance(self.iterable, IterableDataset)
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
@@ -203,6 +204,9 @@ class IterableSource(FirstNode[Indices]):
         taken: list[Indices] = []
         if n == 0 or place["ended"]:
             return taken, place
+        if self._may_ask:
+            with self._asks():
+                return self.read(place, n, every, first)
         if place is not self._stands:
             self._go(place)
         used = self._used
@@ -246,7 +250,7 @@ class IterableSource(FirstNode[Indices]):
 
     @property
     def looks_back(self) -> bool:
-        return self._reader.stateful and not self._reader.told and not self._reader.plain
+        return self._reader.stateful and not self._reader.told
 
     def claimed(self, epoch: int) -> int | None:
         """The ``__len__`` of the iterable, if it has one."""
@@ -268,6 +272,26 @@ class IterableSource(FirstNode[Indices]):
 
     def shutdown(self) -> None:
         self._reader.shutdown()
+
+    @contextlib.contextmanager
+    def _asks(self) -> Iterator[None]:
+        """While the first items are read, look whether the iterable asks which worker it is. If so, it could be read in lanes."""
+        self._may_ask, asked, question = False, [], get_worker_info.__code__
+        if sys.getprofile() is not None:  # one written in C could not be put back
+            yield
+            return
+        sys.setprofile(lambda frame, event, arg: asked.append(event) if frame.f_code is question else None)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+        if asked and first_time("lanes", type(self.iterable)):
+            log.log(
+                logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
+                "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it in parallel, and each rank only its part; but it is read in the "
+                "training process. Pass lanes= to Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
+                type(self.iterable).__name__,
+            )
 
     # Where an epoch begins.
 
@@ -303,8 +327,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _end(self) -> None:
         self._ended = True
-        # After a resume, only the samplers in a torchdata node that are read again count this epoch. If there are several, their counts differ.
-        self._follows = None if self._resumed and self._reader.IS_NODE and counts(self._pristine[0]) > 1 else self._epoch + 1
+        self._follows = None if self._resumed and self._reader.counts_apart else self._epoch + 1
 
     def _compare_length(self) -> None:
         items = self.claimed(self._epoch)
@@ -344,6 +367,7 @@ class IterableSource(FirstNode[Indices]):
             after: A state in an earlier epoch, if one is known.
         """
         reader = self._reader
+        after = None if reader.counts_apart else after
         if not reader.stateful or follows == epoch:
             self._start(epoch)
         elif epoch == 0 or reader.told:
@@ -351,24 +375,8 @@ class IterableSource(FirstNode[Indices]):
         elif after is not None and after["ended"] and after["epoch"] == epoch - 1:
             self._resume(after)
             self._start(epoch)
-        elif not self._moved_to(epoch):
+        else:
             self._replay(epoch, after)
-
-    def _moved_to(self, epoch: int) -> bool:
-        """Try to move to the start of ``epoch`` by the epoch count in the state. Return whether that certainly worked."""
-        pristine = self._pristine[0]
-        if counts(pristine) > self._reader.plain:
-            return False
-        expected = moved(pristine, epoch)
-        rebuilds = self._reader.IS_NODE and counts(pristine) == 1
-        for too_far in (0, 1) if rebuilds else (0,):  # a node that reads ahead begins a pass at the reset, so its count may be one too far
-            self._start(epoch, moved(pristine, epoch - too_far))
-            if rebuilds:
-                self._start(epoch)
-            now = self._state_of(self._reader.state()) if rebuilds else expected
-            if tells_its_epoch(pristine, now, expected):
-                return True
-        return False
 
     def _replay(self, epoch: int, after: State | None) -> None:
         """Read to the ends of the epochs before ``epoch``, from ``after`` on, and drop the items."""

@@ -151,6 +151,7 @@ class ParallelMapper(Node[T]):
         self._first = first = index_of(self.source).first
         self.executor.generators.leave(sampler=getattr(first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
+        first.has_workers = self.num_workers > 0
         roots = {"iterable": getattr(first, "iterable", None), **self.executor.generators.roots, "worker_init_fn": worker_init_fn}
         self._shared = SharedValues(roots, "iterable" if first.watched else None)
         self._shared_changed = False

@@ -29,7 +29,8 @@ class PinMemory(ReaderNode[T]):
 
     Without an accelerator that uses such memory, items pass through unchanged, with one warning and no thread.
 
-    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device pass through unchanged.
+    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device pass through unchanged. An object
+    with a ``pin_memory()`` method decides for itself.
 
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
@@ -67,17 +68,17 @@ class _Pin:
 
     def __init__(self) -> None:
         self.device = torch.accelerator.current_device_index()
-        self.ready = False
+        self.entered = False
         self.pinned = self.already = 0
 
     def __call__(self, item: Any) -> Any:
         if is_marker(item):
             return item
-        if not self.ready:
+        if not self.entered:
             torch.accelerator.set_device_index(self.device)
-            torch.set_num_threads(1)
-            self.ready = True
-        if all(map(_needs_nothing, leaves(item))):
+            torch.set_num_threads(1)  # of this thread only: its copies must not take all cores
+            self.entered = True
+        if all(map(_needs_nothing, leaves(item, "pin_memory"))):
             self.already += 1
             return item
         self.pinned += 1

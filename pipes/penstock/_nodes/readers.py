@@ -1,8 +1,4 @@
-"""Read an iterable or a torchdata node pass by pass, for `IterableSource`, and find the number of the pass in their saved states.
-
-A *pass* is one reading from beginning to end. Some sources count their passes and yield different items in each. So `moved` and
-`tells_its_epoch` look for such a count in the state.
-"""
+"""Read an iterable or a torchdata node pass by pass, for `IterableSource`. A *pass* is one reading from beginning to end."""
 
 from __future__ import annotations
 
@@ -18,15 +14,12 @@ from torch.utils.data import Sampler
 from penstock._arguments import checksum
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_facts import is_stateful
-from penstock._fetch.encoding import TAG, decoded, encoded
+from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.epoch_calls import tell_epoch
-from penstock._fetch.self_splitting import wrapped
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock._fetch.dataset_facts import DatasetFacts
 
 
@@ -38,7 +31,8 @@ class Reader(Protocol):
         IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state rebuilds that pass, with
             everything that depends on its epoch; and `resume` reads up to the position of the state.
         stateful: Whether the source keeps a state from one pass to the next.
-        plain: Whether the ``epoch`` in its state, if any, is torchdata's and grows by one per pass. Nothing is known about a user's state.
+        counts_apart: Whether it holds several samplers. After a resume in the middle of a pass, only those that are read again count that pass, so that a state at its end
+            is not where the next pass begins.
         told: Whether the source has a ``set_epoch``.
         exclusive: Whether two readers of the source would move each other's position.
     """
@@ -46,7 +40,7 @@ class Reader(Protocol):
     KEY: str
     IS_NODE: bool
     stateful: bool
-    plain: bool
+    counts_apart: bool
     told: bool
 
     @property
@@ -54,7 +48,6 @@ class Reader(Protocol):
 
     def seeds(self) -> list[Any]:
         """What decides which items come, besides its state."""
-        ...
 
     def pristine(self) -> Any:
         """The state before anything was read."""
@@ -64,7 +57,6 @@ class Reader(Protocol):
 
     def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         """Move to a state in the middle of a pass, or at its end. Return whether that was possible."""
-        ...
 
     def next(self) -> Any:
         """The next item; ``StopIteration`` at the end of the pass."""
@@ -85,7 +77,7 @@ class IterableReader:
 
     KEY = "iterable"
     IS_NODE = False
-    plain = False
+    counts_apart = False
 
     def __init__(self, facts: DatasetFacts) -> None:
         if facts.read == "once":
@@ -132,9 +124,8 @@ class IterableReader:
         self._iterator = iter(self._iterable)
         if state is not None and not self._stands_at(saved):  # its __iter__ restarted and lost the state: load it once more
             (self._iterator if is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
-        if (
-            ended
-        ):  # an iterable that begins where a loaded state says must end this pass, or the next pass would be the empty rest of this one
+        if ended:
+            # An iterable that begins where a loaded state says must end this pass, or the next pass would be the empty rest of this one.
             if next(self._iterator, _END) is not _END:  # it had already started over: undo that read
                 self._iterable.load_state_dict(decoded(saved))
             self._iterator = iter(())
@@ -176,25 +167,22 @@ class NodeReader:
 
     def __init__(self, node: BaseNode[Any]) -> None:
         inside = _inside(node)
-        firsts = ((one, [*one.chain()][-1]) for one in inside if isinstance(one, Node))
-        # One that reads this node, or one inside of it, is downstream.
-        self.ours = [one for one, first in firsts if not any(getattr(first, "iterable", None) is other for other in inside)]
-        for one in self.ours:
-            _check_downstream(node, one)
+        firsts = ((held, [*held.chain()][-1]) for held in inside if isinstance(held, Node))
+        # A penstock node that reads one of these nodes is downstream of it, although it is held here.
+        self._ours = [held for held, first in firsts if not any(getattr(first, "iterable", None) is other for other in inside)]
+        for ours in self._ours:
+            _check_downstream(node, ours)
         self._node: Any = node
         self._at_start = False  # just reset: a node that reads ahead would count a second reset as another pass
         self._begun = True  # the pass that was last reset has yielded an item, so its sampler has its generator
         self.stateful = True
         self.told = False
-        around = list(wrapped(node))
-        updaters = [one.epoch_updater for one in around if hasattr(one, "epoch_updater")]
-        users = [one for one in around if is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
+        self.counts_apart = sum(isinstance(part, Sampler) for part in inside) > 1
         self._generators = _Generators(inside)
-        self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 
     def seeds(self) -> list[Any]:
         """The settings of our nodes in it, and its samplers' generators."""
-        return [index_of(one).facts.settings | seeds_of(one) for one in self.ours] + self._generators.seeds()
+        return [index_of(ours).facts.settings | seeds_of(ours) for ours in self._ours] + self._generators.seeds()
 
     def pristine(self) -> Any:
         self._reset(0, None)
@@ -218,7 +206,7 @@ class NodeReader:
         return True
 
     def _reset(self, epoch: int, state: Any) -> None:
-        if self._generators.owners:
+        if self._generators.samplers:
             if not self._begun:
                 with suppress(StopIteration):
                     next(self._node)  # a thread of the last pass may not have begun it yet, and would draw from the generator of this one
@@ -249,26 +237,26 @@ class _Generators:
     """The own generators of samplers: that of epoch 0 is in the state that the user gave it, those of later epochs are seeded by it and the epoch.
 
     Attributes:
-        owners: The samplers.
+        samplers: Those that have one.
     """
 
     def __init__(self, inside: list[Any]) -> None:
-        self.owners = [one for one in inside if isinstance(getattr(one, "generator", None), torch.Generator)]
+        self.samplers = [part for part in inside if isinstance(getattr(part, "generator", None), torch.Generator)]
 
     def seeds(self) -> list[str]:
         """Checksums of their states before their first pass."""
-        return [checksum(_as_passed.get(one, one.generator.get_state()).numpy()) for one in self.owners]
+        return [checksum(_as_passed.get(sampler, sampler.generator.get_state()).numpy()) for sampler in self.samplers]
 
     def replace(self, epoch: int) -> None:
         """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
-        for one in self.owners:
-            first, generator = _as_passed.setdefault(one, one.generator.get_state()), torch.Generator(device="cpu")
+        for sampler in self.samplers:
+            first, generator = _as_passed.setdefault(sampler, sampler.generator.get_state()), torch.Generator(device="cpu")
             if epoch == 0:
                 generator.set_state(first)
             else:
-                word = blake2b(first.numpy().tobytes() + epoch.to_bytes(8, "little"), digest_size=8)
-                generator.manual_seed(int.from_bytes(word.digest(), "little") >> 1)
-            one.generator = generator
+                seed = blake2b(first.numpy().tobytes() + epoch.to_bytes(8, "little"), digest_size=8).digest()
+                generator.manual_seed(int.from_bytes(seed, "little") >> 1)
+            sampler.generator = generator
 
 
 def _inside(node: BaseNode[Any]) -> list[Any]:
@@ -276,19 +264,20 @@ def _inside(node: BaseNode[Any]) -> list[Any]:
     found: dict[int, Any] = {}
     waiting: list[Any] = [node]
     while waiting:
-        one = waiting.pop()
-        if id(one) in found:
+        part = waiting.pop()
+        if id(part) in found:
             continue
-        found[id(one)] = one
-        held = [] if isinstance(one, Node) else [getattr(one, "source", None), *getattr(one, "__dict__", {}).values()]
-        for value in held:  # of any name, because a node of the user's has its own; data may be long
-            each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            waiting += [part for part in islice(each, _MOST_NODES) if isinstance(part, (BaseNode, Sampler))]
+        found[id(part)] = part
+        # Attributes of any name, because a user's node has its own names.
+        held = [] if isinstance(part, Node) else [getattr(part, "source", None), *getattr(part, "__dict__", {}).values()]
+        for value in held:
+            values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            waiting += [each for each in islice(values, _MOST_VALUES) if isinstance(each, (BaseNode, Sampler))]
     return list(found.values())
 
 
-_MOST_NODES = 1000
-"""The most nodes looked for in one list."""
+_MOST_VALUES = 1000
+"""How many values of a list or dict are looked at: it may hold data, and be long."""
 
 
 _as_passed: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
@@ -303,60 +292,8 @@ def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
             f"{name} is downstream of a Cycler and would get EndOfEpoch markers, which it cannot handle. "
             f"Put it upstream of the Cycler, or write a penstock.nodes.Node."
         )
-    if not any(hasattr(one, "map_fn") for one in ours.chain()):
+    if not any(hasattr(upstream, "map_fn") for upstream in ours.chain()):
         raise GraphError(
             f"{name} is downstream of a {type(ours).__name__} and would get Indices, which it cannot handle. Put it upstream, use the penstock node "
             f"that does the same, or write a penstock.nodes.Node."
         )
-
-
-_COUNTS = {"epoch", "current_epoch"}
-_SETTINGS = {"seed", "rank", "world_size", "num_replicas", "num_workers", "batch_size", "version"}
-
-
-def moved(state: Any, epochs: int) -> Any:
-    """Return ``state`` (encoded, see `encoded`) with ``epochs`` added to every epoch count in it."""
-    if isinstance(state, list):
-        return [moved(item, epochs) for item in state]
-    if not isinstance(state, dict) or TAG in state:
-        return state
-    return {key: item + epochs if _counts(key, item) else moved(item, epochs) for key, item in state.items()}
-
-
-def tells_its_epoch(start: Any, now: Any, expected: Any) -> bool:
-    """Whether ``now`` is certain to be the start of an epoch, given the state at the ``start`` of epoch 0.
-
-    The epoch counts in ``now`` must equal those in ``expected``. Any other value must be blank (zeros, words, settings), or differ from ``start``,
-    as a value made from (seed, epoch) does. A value that is neither blank nor different might depend on the earlier epochs, and in epoch 0 there
-    were none.
-    """
-    first, found, asked = (dict(_leaves(state)) for state in (start, now, expected))
-    return all(
-        value == asked.get(path) if _counts(path[-1], value) else _blank(path, value) or value != first.get(path)
-        for path, value in found.items()
-    )
-
-
-def counts(state: Any) -> int:
-    """The number of epoch counts in ``state``. If there are several, they may advance at different rates."""
-    return sum(_counts(path[-1], value) for path, value in _leaves(state))
-
-
-def _counts(key: Any, value: Any) -> bool:
-    return isinstance(key, str) and key.strip("_") in _COUNTS and isinstance(value, int) and not isinstance(value, bool)
-
-
-def _leaves(state: Any, path: tuple[Any, ...] = ("",)) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(state, list) or (isinstance(state, dict) and TAG not in state):
-        for key, item in enumerate(state) if isinstance(state, list) else state.items():
-            yield from _leaves(item, (*path, key))
-    else:
-        yield path, state
-
-
-def _blank(path: tuple[Any, ...], value: Any) -> bool:
-    if any(isinstance(key, str) and key.strip("_") in _SETTINGS for key in path):
-        return True
-    if isinstance(value, dict):
-        return not value["items"] if "items" in value else set(value.get("data", "x")) <= set("A=")  # base64 of bytes that are all zero
-    return not value or isinstance(value, bool | str)

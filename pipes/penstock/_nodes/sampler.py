@@ -54,13 +54,15 @@ class Sampler(FirstNode[Indices]):
         self._ahead: Block = (-1, 0, 0, 1, _NOTHING)
         self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
         # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
-        self._looks_ahead = isinstance(order, PlainOrder) and not isinstance(order, ScheduledOrder | ContinuingOrder | PlannedOrder)
         self._marks = order.marks if isinstance(order, PlainOrder) else None
+        # Each protocol is asked once, because Python 3.11 takes 10 us to answer.
         self._planned = order if isinstance(order, PlannedOrder) else None
+        scheduled, continuing = isinstance(order, ScheduledOrder), isinstance(order, ContinuingOrder)
+        self._looks_ahead = isinstance(order, PlainOrder) and not (scheduled or continuing or self._planned is not None)
         self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
-        choices = {"all stages": settings} if isinstance(order, ScheduledOrder) else {}
-        super().__init__(Facts(settings, choices, carries_over_epochs=isinstance(order, ContinuingOrder)))
+        choices = {"all stages": settings} if scheduled else {}
+        super().__init__(Facts(settings, choices, carries_over_epochs=continuing))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order}

@@ -13,7 +13,7 @@ from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import IndexNode, index_of
 from penstock._nodes.node import as_node, epoch_of, fields, place_of
 from penstock._nodes.ranks import Ranks
-from penstock._nodes.tails import Tail, check_tail, share
+from penstock._nodes.tails import Tail, check_tail, repeats, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ class Sharder(IndexNode[T]):
             # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" this happens
             # on every rank, with "exact" only on those that the short round does not reach.
             behind = source.skip(behind)
-        if tail == "pad" and len(items) < min(n, share(left, rank, world_size, "pad")):
+        if repeats(tail) and len(items) < min(n, share(left, rank, world_size, tail)):
             items = self._padded(place, items, left, rank, world_size)
         return items, behind
 
@@ -232,7 +232,7 @@ class Sharder(IndexNode[T]):
                 "different places. Use tail='drop': the items it leaves out begin the next epoch."
             )
         self.upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
-        if self.tail == "pad":
+        if repeats(self.tail):
             try:
                 self.upstream.peek(place, np.arange(0))
             except GraphError as error:
@@ -242,7 +242,9 @@ class Sharder(IndexNode[T]):
                 )
                 raise GraphError(f"{error}, which tail={self.tail!r} needs. Use {others}.{share}") from None
             if self.upstream.left(place) is None:
-                raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
+                raise GraphError(
+                    f"tail={self.tail!r} needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'."
+                )
         self._opened = epoch_of(place)
 
     def _padded(self, place: State, items: Sequence[T], left: int, rank: int, world_size: int) -> Sequence[T]:

@@ -19,12 +19,17 @@ def check_tail(tail: str) -> None:
         )
 
 
+def repeats(tail: Tail | None) -> bool:
+    """Whether some items of an epoch are dealt a second time, which needs a source that is read by position."""
+    return tail == "pad"
+
+
 def share(items: int, rank: int, world_size: int, tail: Tail) -> int:
     """The number of the next ``items`` that ``rank`` gets."""
     rounds, left = divmod(items, world_size)
     if tail == "drop" or left == 0:
         return rounds
-    return rounds + (1 if tail == "pad" or rank < left else 0)
+    return rounds + (1 if repeats(tail) or rank < left else 0)
 
 
 def batches(items: int, batch_size: int, drop_last: bool) -> int:

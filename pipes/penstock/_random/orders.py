@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from penstock._arguments import Shown, checksum, whole_number
-from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
+from penstock._random.permutation import SHORT, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ class ShuffledOrder(PlainOrder):
         return keyed(positions)
 
     def _under(self, epoch: int) -> SortedPermutation | FeistelPermutation:
-        return SortedPermutation(epoch, self._seed, self._n) if self._n <= SORTED else FeistelPermutation(epoch, self._seed, self._n)
+        return SortedPermutation(epoch, self._seed, self._n) if self._n <= SHORT else FeistelPermutation(epoch, self._seed, self._n)
 
 
 @final

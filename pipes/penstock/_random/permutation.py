@@ -1,4 +1,4 @@
-"""Permutations of an epoch, keyed by (seed, epoch): sorted random words for short epochs, a cipher for long ones. Pure."""
+"""Permutations of an epoch, keyed by (seed, epoch), and the random words that all orders are made of. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
-SORTED: Final = 2**12
+SHORT: Final = 2**12
 """Epochs up to this length are shuffled by sorting random words, longer ones by a cipher."""
 
 
@@ -25,26 +25,26 @@ class SortedPermutation:
 
     def __init__(self, epoch: int, seed: int, n: int) -> None:
         self.epoch = epoch
-        self._permutation = sorting(philox_words(seed, epoch, SHUFFLED, n))
+        self._permutation = stable_argsort(philox_words(seed, epoch, SHUFFLED, n))
 
     def __call__(self, positions: Int64s) -> Int64s:
         return self._permutation[positions]
 
 
-def sorting(words: UInt64s) -> Int64s:
+def stable_argsort(words: UInt64s) -> Int64s:
     """The same as ``np.argsort(words, kind="stable")``, in a fifth of the time, for up to 2**12 words."""
     # Sorting values is much faster than sorting indices, so each word carries its index in its lowest bits. That is the same order unless two words differ in those bits only, which
-    # happens once in 2**28 epochs.
+    # happens once in 2**29 epochs.
     n = len(words)
-    low = np.uint64((1 << (n - 1).bit_length()) - 1) if n > 1 else np.uint64(0)
+    low = np.uint64((1 << (n - 1).bit_length()) - 1)
     ranked = words & ~low
     ranked |= np.arange(n, dtype=np.uint64)
     ranked.sort()
-    found = ranked & low
-    ranked ^= found
+    indices = ranked & low
+    ranked ^= indices
     if (ranked[1:] == ranked[:-1]).any():
         return np.argsort(words, kind="stable").astype(np.int64)
-    return found.view(np.int64)
+    return indices.view(np.int64)
 
 
 class FeistelPermutation:
@@ -55,16 +55,15 @@ class FeistelPermutation:
         a = isqrt(n - 1) + 1
         b = -(-n // a)
         self._n = np.uint64(n)
-        self._a = _cell(a)
+        self._a = _constant(a)
         keys = philox_words(seed, epoch, SHUFFLED, rounds(n))
         # A hash h of 64 bits becomes a number below m by (h >> bits) * m >> (64 - bits), which does not overflow for m < 2**bits.
-        halves = [(_cell(m), _cell(m.bit_length()), _cell(64 - m.bit_length())) for m in (a, b)]
-        self._rounds = [(_cell(int(key)), *halves[k % 2]) for k, key in enumerate(keys)]
+        halves = [(_constant(m), _constant(m.bit_length()), _constant(64 - m.bit_length())) for m in (a, b)]
+        self._rounds = [(_constant(int(key)), *halves[k % 2]) for k, key in enumerate(keys)]
 
     def __call__(self, positions: Int64s) -> Int64s:
         out = self._network(positions.astype(np.uint64))
-        while out.size and out.max() >= self._n:  # cycle walking
-            outside = out >= self._n
+        while (outside := out >= self._n).any():  # cycle walking
             out[outside] = self._network(out[outside])
         return out.view(np.int64)
 
@@ -86,43 +85,41 @@ class FeistelPermutation:
             np.subtract(left, modulus, out=h)
             np.minimum(left, h, out=left)
             left, right = right, left
-        if len(self._rounds) % 2:
-            left, right = right, left
         right *= self._a
         right += left
         return right
 
 
 def rounds(n: int) -> int:
-    """The number of rounds of the network at length ``n``: always even, so that both halves are hashed equally often."""
+    """The number of rounds of the network at length ``n``: even, so that each half is hashed equally often and ends on its own side."""
     return 8 if n < 2**24 else 6
 
 
-def _cell(value: int) -> UInt64s:
-    """A constant in the form that NumPy's functions accept fastest: a zero-dimensional array."""
+def _constant(value: int) -> UInt64s:
+    """``value`` in the form that NumPy's functions accept fastest: a zero-dimensional array."""
     return np.array(value, dtype=np.uint64)
 
 
-_GAMMA, _LAST_SHIFT, _S32 = _cell(GAMMA), _cell(LAST_SHIFT), _cell(32)
-_STEPS = [(_cell(shift), _cell(factor)) for shift, factor in STEPS]
+_GAMMA, _LAST_SHIFT, _S32 = _constant(GAMMA), _constant(LAST_SHIFT), _constant(32)
+_STEPS = [(_constant(shift), _constant(factor)) for shift, factor in STEPS]
 (_, _M1), (_, _M2) = _STEPS  # a round of the network needs only a cheaper hash than the whole finaliser
-SHUFFLED, WEIGHTED, MIXED, SLID, LANES, GROUPED = 1, 2, 4, 5, 6, 7  # 3 is used for samples
+SHUFFLED, WEIGHTED, MIXED, SLID, LANES, GROUPED = 1, 2, 4, 5, 6, 7  # the purposes of `philox_words`; 3 is that of samples
 
 
 def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
     """``n`` random words for (seed, epoch), shape ``(n,)``; the counter's highest word separates the purposes."""
     philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, purpose], np.uint64))
-    return philox.random_raw(n).astype(np.uint64, copy=False)
+    return philox.random_raw(n)
 
 
 def by_group(group_of: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Each non-empty group, and the places of its members, in ascending order. Groups are numbers below 2**16."""
-    places = np.argsort(group_of.astype(np.uint16), kind="stable")
+    """Each non-empty group, and the indices of its members, in ascending order. Groups are numbers below 2**16."""
+    members = np.argsort(group_of.astype(np.uint16), kind="stable")  # by radix, because they have 16 bits
     end = 0
     for group, n in enumerate(np.bincount(group_of).tolist()):
         if n:
             begin, end = end, end + n
-            yield group, places[begin:end]
+            yield group, members[begin:end]
 
 
 def splitmix64_stream(counter: UInt64s, key: np.uint64, other_key: np.uint64) -> UInt64s:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock._errors import is_own_error
 from penstock._fetch.error_policy import annotate, describe
-from penstock._files.transfer import may_pass
+from penstock._files.transfer import may_be_temporary
 from penstock._streams.run_cursor import running
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def iter_with_retries(
                 return
         except Exception as exc:
             tries += 1
-            gives_up = not may_pass(exc) or tries > retries or not is_own_error(exc)  # a handler may raise a TimeoutError
+            gives_up = not may_be_temporary(exc) or tries > retries or not is_own_error(exc)  # a handler may raise a TimeoutError
             if not gives_up:
                 # Everything opened is closed by now, so that no useless connection stays open during the pause.
                 pause = min(pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S)

@@ -181,11 +181,11 @@ class Meter:
         wall = now()
         if wall - self._looked >= _LOOK_NS:
             self._looked = wall
-            self._cpu, self._wall = _active_ns(), wall
+            self._cpu, self._wall = active_ns(), wall
             if self._tries_lock:
                 sleep(_NAP_S)
                 self._wall, cpu = now(), self._cpu
-                self._cpu = _active_ns()
+                self._cpu = active_ns()
                 self.words[self.LOOKS] += 1
                 self.words[self.WAITS] += self._wall - wall - (self._cpu - cpu) > _CONTENDED_NS
 
@@ -194,7 +194,7 @@ class Meter:
         words = self.words
         if self._wall:
             words[self.WALL] += now() - self._wall
-            words[self.CPU] += _active_ns() - self._cpu
+            words[self.CPU] += active_ns() - self._cpu
         mean_ns = (self.load.words[0] + self.transform.words[0] - self._seen) // max(1, rows)
         self.plain = min(_MOST_PLAIN, _COST_NS // max(1, mean_ns))
         if self._slowest_row is not None:
@@ -233,7 +233,7 @@ measuring: ContextVar[Meter | None] = ContextVar("penstock_meter", default=None)
 """The meter of the worker that runs here."""
 
 
-def _active_ns() -> int:
+def active_ns() -> int:
     """Nanoseconds that this thread has computed, or waited for a free core."""
     try:
         _, ready, _ = np.fromfile("/proc/thread-self/schedstat", np.int64, sep=" ")  # one call, so no interrupt leaves the file open

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from penstock._streams.shards import Shards
     from penstock._streams.stream import Stream
 
-CHUNK = 2**22
-_HEAD = 2**8
+CHUNK = 2**22  # bytes read at once
+_HEAD = 2**8  # bytes that show whether a file is one array
 _ARRAY = re.compile(rb"\[\s*\{")
 
 
@@ -63,22 +63,20 @@ def _offsets(file: BinaryIO, path: str) -> np.ndarray:
     """Where each non-blank line of a file begins, and where the file ends: int64, shape ``(lines + 1,)``."""
     found: list[np.ndarray] = []
     head = b""
-    at, begin, begun = 0, 0, b""  # of the line not read to its end yet: where it begins, and one letter unless it is blank so far
+    # How far the file was read; of the line that is unfinished there: where it begins, and b"x" unless it is blank so far.
+    at, begin, begun = 0, 0, b""
     while chunk := file.read(CHUNK):
         if len(head) < _HEAD:
-            head = (head + chunk[:_HEAD]).lstrip()
+            head = (head + chunk).lstrip()[:_HEAD]
         data, first = begun + chunk, at - len(begun)
         at += len(chunk)
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
         if len(ends):
             begins = first + _begins(data, ends)
-            begins[:1][begins[:1] == first] = begin
-            found.append(begins)
+            found.append(np.where(begins == first, begin, begins))  # the first of these lines may have begun in an earlier chunk
             data, begin = data[int(ends[-1]) + 1 :], first + int(ends[-1]) + 1
         begun = b"x" if data.strip() else b""
-    if begun:
-        found.append(np.array([begin]))
-    offsets: np.ndarray = np.concatenate([*found, np.array([at])])
+    offsets: np.ndarray = np.concatenate([*found, [begin, at] if begun else [at]])
     _check_first(head, path, alone=len(offsets) == 2)
     return offsets
 
@@ -95,32 +93,30 @@ def _begins(data: bytes, ends: np.ndarray) -> np.ndarray:
 def _forward(path: str, expected: Stamp | None) -> Iterator[Any]:
     with whole(path, expected) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        first = next(lines, None)
-        if first is not None:
-            second = next(lines, None)
-            _check_first(first[1].lstrip()[:_HEAD], path, alone=second is None)
-            for number, line in itertools.chain([first], [] if second is None else [second], lines):
-                try:
-                    record = _loaded(line, path, number)
-                except ValueError as exc:
-                    record = Unreadable(exc)
-                yield record
+        first_two = list(itertools.islice(lines, 2))
+        if first_two:
+            _check_first(first_two[0][1].lstrip()[:_HEAD], path, alone=len(first_two) == 1)
+        for number, line in itertools.chain(first_two, lines):
+            try:
+                record = _loaded(line, path, number)
+            except ValueError as exc:
+                record = Unreadable(exc)
+            yield record
 
 
 def _check_first(head: bytes, path: str, *, alone: bool) -> None:
     """Refuse a file that is one JSON array of objects, in one line or in several.
 
     Args:
-        head: The beginning of the file without blank lines.
+        head: The beginning of the file after blank lines, at least of its first line.
         path: For the error.
         alone: There is no other line.
     """
-    if not _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() not in (b"[", b"[{"):
-        return
-    raise ValueError(
-        f"{path} is one JSON array of records instead of a record in each line. Write them line by line: "
-        f"jq -c '.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: {{\"messages\": […]}}."
-    )
+    if _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() in (b"[", b"[{"):
+        raise ValueError(
+            f"{path} is one JSON array of records instead of a record in each line. Write them line by line: "
+            f"jq -c '.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: {{\"messages\": […]}}."
+        )
 
 
 def _parse(data: bytes, path: str, begin: int) -> Any:
@@ -129,16 +125,16 @@ def _parse(data: bytes, path: str, begin: int) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         with decompressed(path) as file:
-            before = sum(file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK))
-        return _loaded(data, path, before + 1)
+            lines_before = sum(file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK))
+        return _loaded(data, path, lines_before + 1)
 
 
 def _loaded(line: bytes, path: str, number: int) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as exc:
-        other = kind_of(line) if number == 1 else ""
-        raise ValueError(f"line {number} of {path} is not JSON{other or f' ({exc})'}: {line.rstrip()!r:.200}") from None
+        kind = kind_of(line) if number == 1 else ""
+        raise ValueError(f"line {number} of {path} is not JSON{kind or f' ({exc})'}: {line.rstrip()!r:.200}") from None
 
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock._memory.parcel import Parcel
 
 
-_PAGE = 65536  # bytes: slots grow in these steps
+_STEP = 65536  # the size of a slot is a multiple of this
 _ROOM = 4096  # bytes kept after the arrays of a batch for the rest of it; if that needs more, the whole batch moves
 
 
@@ -84,24 +84,30 @@ class WorkerSlots:
         """Make ``_memory`` at least ``nbytes`` long; with ``other``, a different block than now."""
         if self._memory is not None and nbytes <= len(self._memory) and not other:
             return
-        taken = None if self._memory is None else self._slot
+        avoided = self._slot if other and self._memory is not None else None
         self._memory = None
         if self._fd is not None:  # it was made for this task and is too small; the consumer has not received it
             os.close(self._fd)
             self._fd = None
             del self._mapped[self._slot]
         lent = self._mapped.get(self._lent)
-        if nbytes <= len(self._place) and not (other and taken == NO_SLOT):
+        if avoided != NO_SLOT and nbytes <= len(self._place):
             self._slot, self._memory = NO_SLOT, self._place
-        elif lent is not None and nbytes <= len(lent) and not (other and taken == self._lent):
+        elif avoided != self._lent and lent is not None and nbytes <= len(lent):
             self._slot, self._memory = self._lent, lent
         else:
             self._slot, self._memory, self._fd = self._new(nbytes)
 
     def _new(self, nbytes: int) -> tuple[int, memoryview, int]:
-        size = -(-(nbytes + nbytes // 8) // _PAGE) * _PAGE  # an eighth more, because the next batch may be a little larger
+        size = -(-(nbytes + nbytes // 8) // _STEP) * _STEP  # an eighth more, because the next batch may be a little larger
         try:
             fd = create(size)
+            try:
+                memory = attach(fd, size)
+            except OSError:
+                os.ftruncate(fd, 0)  # closing is not enough: torch leaves its descriptor of the file open
+                os.close(fd)
+                raise
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -110,5 +116,5 @@ class WorkerSlots:
                 f"fewer workers, or give the machine (or its container) more memory."
             ) from error
         number, self._made = self._made, self._made + 1
-        self._mapped[number] = attach(fd, size)
-        return number, self._mapped[number], fd
+        self._mapped[number] = memory
+        return number, memory, fd
