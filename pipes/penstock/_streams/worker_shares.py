@@ -142,11 +142,11 @@ class WorkerShares:
         Raises:
             GraphError: The dataset does not split itself.
         """
-        if self.lanes > 1 and not reader.asked and not self.seeding.drew:
-            raise GraphError(
-                f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items. Split them in "
-                f"its __iter__:\n{SPLIT}\nor pass lanes=1."
-            )
+        if self.lanes > 1 and not reader.asked:
+            never = f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items"
+            if not self.seeding.drew:
+                raise GraphError(f"{never}. Split them in its __iter__:\n{SPLIT}\nor pass lanes=1.")
+            self.warn_once("never asks", f"{never}, unless it draws with replacement. To split them, in its __iter__:\n{SPLIT}")
         if share.pass_ > 0 or len({*sums}) < 2:
             return
         if share.worker == 0:
