@@ -18,6 +18,7 @@ from pairwise import pairwise
 from torch.utils.data import DataLoader, get_worker_info
 from ways import FORK, INLINE, SPAWN
 
+import penstock
 from penstock import Filter, Loader, Mix, Pack, Shuffle, Stream
 from penstock.nodes import Prefetcher
 from penstock.testing import assert_resumes_everywhere
@@ -176,6 +177,29 @@ def test_a_generator_of_the_dataset_is_copied_and_nobody_seeds_it(kind, way, lan
     if lanes_only:
         whole = whole[:100] + own(lengths, 2, 0, 0)[50:]
     assert found == whole
+    assert not caplog.text
+
+
+class OfTheSample(Split):
+    """Draws from the random numbers of the sample, as the steps of a stream do."""
+
+    def __iter__(self):
+        for item in self.own():
+            yield item, penstock.sample().index, penstock.sample().rng.random()
+
+
+@pytest.mark.parametrize("way", [INLINE, FORK])
+def test_a_dataset_may_draw_from_the_random_numbers_of_the_sample(way, caplog):
+    """Seen to fail: the generator was found in the open lanes and seeded, and worker 0 was said to begin otherwise a second time."""
+    with loader([90, 70], 2, 300, OfTheSample) as batches:
+        whole = list(batches)
+    assert [index for _, index, _ in whole[:140]] == [k // 2 for k in range(140)]
+    with loader([90, 70], 2, 300, OfTheSample, **way) as batches:
+        found = list(islice(batches, 100))
+        state = batches.state_dict()
+    with loader([90, 70], 2, 300, OfTheSample, **way) as batches:
+        batches.load_state_dict(state)
+        assert found + list(batches) == whole
     assert not caplog.text
 
 
