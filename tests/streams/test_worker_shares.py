@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import random
+import tarfile
 import tempfile
 import threading
 from itertools import islice
 
 import hypothesis.strategies as st
 import pytest
+import webdataset
 from by_worker import Draws, Saved, Split, share, stream
+from forks import ended, forked
 from global_draws import generators, seeded
 from hypothesis import given, settings
 from pairwise import pairwise
@@ -20,6 +24,7 @@ from ways import FORK, INLINE, SPAWN
 
 import penstock
 from penstock import Filter, Loader, Mix, Pack, Shuffle, Stream
+from penstock._streams.share_reader import LaneInfo, Share, seen_as
 from penstock.nodes import Prefetcher
 from penstock.testing import assert_resumes_everywhere
 
@@ -398,3 +403,53 @@ def test_a_mix_of_such_streams(pick):
     with pytest.raises(ValueError, match="one worker info per process"):
         mix = Mix({"one": Stream(Split([9, 7]), lanes=2, epoch_size=20)}, {"one": 1}, epoch_size=60)
         Loader.from_dataset(mix, None, num_workers=2, method="thread")
+
+
+def test_a_fork_while_another_thread_reads_sees_no_worker():
+    """As of another loader's workers. Seen to fail: the lock was held in the child for good, and the training process's info was there."""
+    info, began, done = LaneInfo(Share(0, 1, 2, 3), None), threading.Event(), threading.Event()
+
+    def read():
+        with seen_as(info):
+            began.set()
+            done.wait()
+
+    def look():
+        assert get_worker_info() is None
+        with seen_as(info):
+            assert get_worker_info() is info
+        assert get_worker_info() is None
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    began.wait()
+    child = forked(look)
+    done.set()
+    thread.join()
+    assert ended(child) == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::pytest.PytestUnraisableExceptionWarning")  # it closes no file
+def test_webdataset(tmp_path):
+    for shard in range(8):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for k in range(6 + shard):
+                text = str(100 * shard + k).encode()
+                entry = tarfile.TarInfo(f"{100 * shard + k:05d}.txt")
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text))
+
+    def data():
+        return webdataset.WebDataset([str(tmp_path / f"{shard}.tar") for shard in range(8)], shardshuffle=False)
+
+    def text(sample):
+        return sample["txt"]
+
+    theirs = list(DataLoader(data(), batch_size=None, num_workers=4, collate_fn=text))
+    for workers in (0, 2):
+        words = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+        with Loader.from_dataset(data(), None, lanes=4, collate_fn=text, **words) as batches:
+            assert list(batches) == theirs
+        with Loader.from_dataset(Stream(data(), lanes=4, epoch_size=64), None, collate_fn=text, **words) as batches:
+            assert list(batches) == theirs[:64], "the shortest share has 16"

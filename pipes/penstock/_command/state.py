@@ -68,7 +68,9 @@ def _where(settings: dict[str, Any], at: dict[str, Any]) -> str:
 
 def _needs(settings: dict[str, Any]) -> str:
     names = [
-        name for name in ("order", "source", "lanes", "batch_size", "drop_last", "dataset_length", "seed", "sample_seed") if name in settings
+        name
+        for name in ("order", "source", "lanes", "batch_size", "drop_last", "dataset_length", "seed", "sample_seed")
+        if name in settings
     ]
     return f"It needs a loader with the same settings: {', '.join(f'{name}={_said(settings[name])}' for name in names) or 'those below'}."
 
