@@ -392,7 +392,7 @@ def test_an_oserror_is_retried(way, at, workers, tmp_path, monkeypatch):
 
 
 class OverShards(IterableDataset):
-    """Opens shards of its own, and reads its part of them."""
+    """Opens shards itself, and reads its part of them."""
 
     def __init__(self):
         self.shards = penstock.Shards(4, lambda shard: iter(range(10 * shard, 10 * shard + 5)), counts=[5] * 4)

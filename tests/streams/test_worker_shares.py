@@ -133,7 +133,7 @@ def test_a_state_is_small_and_holds_nothing_of_the_dataset():
 
 
 class OwnGenerator(Split):
-    """Has a generator of its own."""
+    """Has a private generator."""
 
     def __init__(self, lengths):
         super().__init__(lengths)

@@ -1,4 +1,4 @@
-"""DatasetCopies: copies of a dataset within one process, each with a position of its own."""
+"""DatasetCopies: copies of a dataset within one process, each with a distinct position."""
 
 from __future__ import annotations
 

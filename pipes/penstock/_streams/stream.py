@@ -52,7 +52,7 @@ class Stream(Sharded):
     one. So the items of the first pass, until the first worker has no more, are those of ``DataLoader(dataset, num_workers=lanes, batch_size=None)``, with any number of real
     workers and ranks. Each item is read with the global generators seeded by (seed, pass, worker, number). If the dataset, or its iterator, has ``state_dict`` and
     ``load_state_dict``, a resume need not read the pass again up to its position: such a state is kept together with checksums of the items that came next, and used only if it
-    leads to them. With ``steps``, which hold records of their own, states are not used.
+    leads to them. With ``steps``, which hold records, states are not used.
 
     Each of the ``lanes`` reads whole shards, one after another, pass after pass, and the lanes yield items in turn; see `InterleavedOrder`. Every record appears
     once per pass. The boundary between two passes depends on the lengths, so an epoch is a fixed number of items and continues where the previous epoch
