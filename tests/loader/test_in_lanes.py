@@ -93,7 +93,6 @@ def test_resumes_everywhere(kind, workers):
 
 @pytest.mark.parametrize("shares", SHARES)
 def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares):
-    """Seen to fail with a state that counts batches and not slots."""
     lengths, states = SHARES[shares], []
     with own(lengths, batch_size=2) as loader:
         states.append(json.dumps(loader.state_dict()))

@@ -95,11 +95,24 @@ class Noise(Whole):
             yield random.random()
 
 
+class ShufflesAll(Whole):
+    """Every worker has all of it, in another order."""
+
+    def __iter__(self):
+        yield from random.sample(range(12), 12)
+
+
 @both
-def test_noise_needs_no_split(way, said):
-    with way(Noise()) as loader:
-        assert len({*loader}) == 24
-    assert said() == []
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", [Noise, ShufflesAll])
+def test_one_that_draws_and_does_not_split_itself_is_said(way, workers, kind, said):
+    """Noise needs no split. Seen to fail: every item of the other came once for each lane, without a word."""
+    found = read(way(kind(), **fork(workers)))
+    assert len({*found}) == (24 if kind is Noise else 12)
+    (line, *example) = said()
+    assert f"{kind.__name__} never asks for the id of its worker" in line
+    assert "unless it draws with replacement" in line
+    assert len(example) == 2
 
 
 @both
@@ -240,7 +253,7 @@ REFUSED = {
         ValueError,
         "method='thread'.*torch has one worker info per process.*num_workers=0",
     ),
-    "auto": ({"num_workers": "auto"}, ValueError, "num_workers='auto'.*Pass a number: num_workers=2"),
+    "auto": ({"num_workers": "auto"}, ValueError, "num_workers='auto'.*Pass a number .num_workers=2."),
     "shuffle": ({"shuffle": True}, ValueError, "shuffle"),
     "sampler": ({"sampler": [0, 1]}, (TypeError, ValueError), "sampler"),
     "batch_sampler": ({"batch_sampler": [[0, 1]], "batch_size": 1, "collate_fn": None}, (TypeError, ValueError), "sampler"),

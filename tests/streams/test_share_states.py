@@ -229,7 +229,7 @@ class Live(Saved):
 
 @pytest.mark.parametrize("way", [endless, in_epochs])
 def test_a_state_that_changes_later_is_kept_as_it_was(tmp_path, said, way):
-    """Seen to fail with marks that are encoded only when they are written."""
+    """For it is made JSON at once."""
     with way(Live(LENGTHS), tmp_path / "none") as loader:
         whole = list(islice(loader, 130))
     assert resumed(lambda: way(Live(LENGTHS), tmp_path / "marks"), 100, 30) == whole

@@ -1,7 +1,8 @@
 """ShareStates: states of a dataset that is read forward, as facts that can be checked. They save time when a share is read again, and nothing else.
 
 A mark says: after n items of a share, the dataset was in this state, and the items with these checksums came next. So a state that leaves something out (a shuffle
-buffer, a half-filled pack) can never lead to other items: it is found false when it is used, and the share is read from its beginning.
+buffer, a half-filled pack) is found false when it is used, and the share is read from its beginning. What shows only behind these items is not found, such as
+a generator of the dataset that is not in the state and draws once per file.
 
 A worker's marks are one small file, replaced as a whole by whichever process reads the worker. The last writer wins, and what is lost costs only time.
 """

@@ -142,11 +142,11 @@ class WorkerShares:
         Raises:
             GraphError: The dataset does not split itself.
         """
-        if self.lanes > 1 and not reader.asked and not self.seeding.drew:
-            raise GraphError(
-                f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items. Split them in "
-                f"its __iter__:\n{SPLIT}\nor pass lanes=1."
-            )
+        if self.lanes > 1 and not reader.asked:
+            never = f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items"
+            if not self.seeding.drew:
+                raise GraphError(f"{never}. Split them in its __iter__:\n{SPLIT}\nor pass lanes=1.")
+            self.warn_once("never asks", f"{never}, unless it draws with replacement. To split them, in its __iter__:\n{SPLIT}")
         if share.pass_ > 0 or len({*sums}) < 2:
             return
         if share.worker == 0:
@@ -187,15 +187,15 @@ class WorkerShares:
     def _try(self, seed: int) -> None:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
         if self._run.first("trying"):
-            reader, first = self.reader(self._share(0, 0, seed)), FirstItems()
+            first, run = FirstItems(), ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
             try:
-                items = list(islice(reader, MOST))
+                items = list(islice(run, MOST))
             except Exception as exc:
                 if not is_own_error(exc):
                     raise
                 return  # whoever reads this item will see it
             finally:
-                reader.close()
+                run.close()
             first.add(items, ended=True)
             self._run.first("trial", json.dumps(first.marks))
             self._compare([*map(checksum_of_item, items[:CHECKED])])
