@@ -144,6 +144,7 @@ class Executor:
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
         self._stale = True
+        self._close_data()
 
     def interrupt(self) -> None:
         """Make a `wait` in another thread raise `ClosedError`, until the next `start`."""
@@ -155,6 +156,9 @@ class Executor:
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
+        self._close_data()
+
+    def _close_data(self) -> None:
         data: Any = getattr(self._work, "dataset", None)
         if getattr(data, "sets_worker_info", False) is True and hasattr(data, "close"):
             data.close()  # it holds copies of the user's dataset

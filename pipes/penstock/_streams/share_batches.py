@@ -86,6 +86,7 @@ class ShareBatches:
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
+        self.shares.copies.forget()
 
 
 @final

@@ -8,6 +8,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast, final
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from penstock._arguments import shortened, whole_number
 from penstock._fetch.error_policy import mark_of_stream
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     import numpy.typing as npt
-    from torch.utils.data import IterableDataset
 
     from penstock._random.order import Order
     from penstock._random.orders import PlainOrder
@@ -113,8 +113,8 @@ class Stream(Sharded):
         **files: Unpack[FileOptions],
     ) -> None:
         self._shares: WorkerShares | None = None
-        if open is None:
-            self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"most_lanes": most_lanes, **files})
+        if open is None or isinstance(shards, IterableDataset):
+            self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"open": open, "most_lanes": most_lanes, **files})
             shards, open, settings = shares.lanes, shares.run, {"dataset": shares.name, **(settings or {})}
         super().__init__(cast("Any", shards), open, name, settings, transform, files)
         if callable(steps):
@@ -220,6 +220,8 @@ class Stream(Sharded):
     def close(self) -> None:
         for lanes in self._read_by.values():
             lanes.close()
+        if self._shares is not None:
+            self._shares.copies.forget()
         if self._schedule is not None:
             self._schedule.close()
 
