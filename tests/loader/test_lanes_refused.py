@@ -416,3 +416,30 @@ def test_a_lambda_and_a_local_function_are_no_hindrance(way):
     data = Split([12, 12])
     data.function = lambda item: item
     assert len(read(way(data))) == 24
+
+
+class Grows(IterableDataset):
+    def __init__(self):
+        self.n = 8
+
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(info.id, self.n, info.num_workers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_loop_changes_is_read_after_a_refresh(workers, caplog):
+    """Without workers the change alone is said. Seen to fail: ``refresh`` had no effect without workers; nothing was said."""
+    data = Grows()
+    with Loader.from_dataset(data, batch_size=None, lanes=2, num_workers=workers) as loader:
+        assert sorted(loader) == [*range(8)]
+        data.n = 12
+        assert sorted(loader) == [*range(8)]
+        assert workers or "was changed after its first copy was made" in caplog.text
+        loader.refresh()
+        assert sorted(loader) == [*range(12)]
+
+
+def test_a_dataset_opens_its_own_shards():
+    with pytest.raises(TypeError, match="open= is about shards that penstock opens, but Grows opens its own"):
+        Stream(Grows(), open, lanes=2, epoch_size=4)

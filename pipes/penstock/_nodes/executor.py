@@ -145,6 +145,7 @@ class Executor:
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
         self._stale = True
+        self._close_data()
 
     def interrupt(self) -> None:
         """Make a `wait` in another thread raise `ClosedError`, until the next `start`."""
@@ -156,6 +157,9 @@ class Executor:
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
+        self._close_data()
+
+    def _close_data(self) -> None:
         if callable(close := getattr(self._copies, "close", None)):
             close()
 

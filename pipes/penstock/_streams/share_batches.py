@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import SourceError, is_own_error
 from penstock._fetch.fetch import Fetch
+from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
 from penstock._streams.share_reader import LaneInfo, Share, seen_as
@@ -85,10 +86,11 @@ class ShareBatches:
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
+        self.shares.copies.forget()
 
 
 @final
-class _Lane:
+class _Lane(EndOfWalk):
     """One worker's share of an epoch, batch after batch."""
 
     # Whenever it is not being read: `_run` yields item `_at` of epoch `_epoch` next, or is None.

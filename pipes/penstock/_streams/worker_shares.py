@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, is_own_error
-from penstock._fetch.dataset_copies import DatasetCopies
+from penstock._fetch.dataset_copies import DatasetCopies, plain
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.error_policy import annotate
@@ -103,6 +103,11 @@ class WorkerShares:
         if self.states is None and not steps:  # a step may hold records, which no state of the dataset has
             self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
         self._try(seed)
+        if self.copies.are_old() and not callable(getattr(self.dataset, "set_epoch", None)):
+            self.warn_once(
+                "changed",
+                f"{self.name} was changed after its first copy was made, and lanes read copies of what it was then. After a change, call loader.refresh(); or change it in set_epoch.",
+            )
         records = ShareRecords(self, self._share(pass_, worker, seed), retries, closing)
         run = ShardRun(records, steps, seed=seed, pass_=pass_, shard=worker, given=worker)
         run.differs_by_pass()
@@ -174,7 +179,7 @@ class WorkerShares:
                 f"{self.name} changed a tensor of more than 64 KB in place while it was read. All lanes of a process share it, so what they yield depends on each other. Copy it "
                 f"in __iter__, before it is changed.",
             )
-        if not callable(getattr(reader.data, "set_epoch", None)) and reader.holder is None and _plain(reader.data) != _plain(self.dataset):
+        if not callable(getattr(reader.data, "set_epoch", None)) and reader.holder is None and plain(reader.data) != self.copies.attributes:
             self.warn_once(
                 "passes alike",
                 f"{self.name} changes its own attributes while it is read, perhaps so that its passes differ. Each pass reads a fresh copy, so they are all alike. Give it a "
@@ -346,11 +351,6 @@ def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, ot
     return WorkerShares(
         dataset, lanes, endless=True, settings=settings, folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks)
     )
-
-
-def _plain(data: Any) -> dict[str, Any]:
-    """What a pass may change to make the next one differ."""
-    return {name: value for name, value in getattr(data, "__dict__", {}).items() if isinstance(value, int | float | str | None)}
 
 
 _END: Final = object()
