@@ -61,7 +61,6 @@ THREADS_AND_LOCKS = {  # the files that may start threads or processes, or hold 
     "_streams.bookmarks": "all threads that read a stream share what is known of its shards",
     "_streams.open_shards": "all threads that read a dataset share its open files",
     "_streams.lanes": "all threads that read a stream share its lanes, each of which moves for one of them at a time",
-    "_streams.share_reader": "torch has one worker info per process, so one thread at a time reads a dataset that asks for it",
     "_streams.tables": "many files are looked into at once, because each look waits for a disk or a network",
     "_command.index": "files are indexed in processes, because that is work for all cores",
     "_command.bench": "each candidate is measured in a process of its own, which no other one has warmed up",

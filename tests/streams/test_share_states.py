@@ -13,7 +13,7 @@ from typing import NamedTuple
 import hypothesis.strategies as st
 import pytest
 import torch
-from by_worker import OwnIterator, Restarting, Saved, Split, stream
+from by_worker import OwnIterator, Restarting, Saved, stream
 from global_draws import draw, generators
 from hypothesis import HealthCheck, given, settings
 from worker_pids import worker_pids

@@ -15,7 +15,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
-from penstock._streams.share_reader import LaneInfo, Share, seen_as
+from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Lane(EndOfWalk):
         self._at = 0
         self._batches: int | None = None  # in this epoch, once known
         self._failed: tuple[int, Exception] | None = None  # the batch in this epoch that could not be read
-        self.info = LaneInfo(Share(0, worker, of.forward_lanes, 0), of.shares.dataset)
+        self.info = LaneInfo(worker, of.forward_lanes, 0, of.shares.dataset)
 
     def batch(self, epoch: int, number: int, transform: Callable[[Any], Any] | None) -> list[Any] | None:
         """The samples of a batch; None if the share has fewer.
