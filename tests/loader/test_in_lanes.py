@@ -91,6 +91,7 @@ def test_resumes_everywhere(kind, workers):
     assert_resumes_everywhere(lambda: own([5, 3, 0, 6], kind, batch_size=2, **fork(workers)), steps=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", SHARES)
 def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares):
     lengths, states = SHARES[shares], []

@@ -105,6 +105,7 @@ def test_a_resume_reads_few_items_again(tmp_path, said, kind, way, workers):
     assert said() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
 def test_a_resume_at_every_item(tmp_path, said, kind):
     """Seen to fail: a share that began behind its first items compared its next ones with those of the trial, and said that they were others."""
@@ -308,6 +309,7 @@ def test_whatever_becomes_of_the_marks(tmp_path_factory):
     law()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Saved, OwnIterator])
 def test_a_killed_worker_s_share_is_read_from_its_last_state(tmp_path, kind):
     """A folder is not needed. Seen to fail with states in memory."""

@@ -68,8 +68,9 @@ def test_all_ranks_and_workers_together_read_one_sequence(ranks, workers, lanes)
     assert [item for dealt in zip(*read, strict=True) for item in dealt] == list(islice(stream(LENGTHS, lanes), 48))
 
 
+@pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_saved_and_loaded_anywhere_it_is_one_sequence(data):
     """Any lengths, lanes, ranks, and ways to leave an epoch, in lives with other numbers of ranks. Seen to fail with a seek that forgets the pass."""
     lanes = data.draw(st.integers(1, 6), label="lanes")
@@ -221,6 +222,7 @@ class LateInPass1(Draws):
         return super().__iter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Draws, Late, LateInPass1])
 def test_draws_are_the_same_with_any_workers_and_after_any_resume(kind):
     """Seen to fail without `LateDraw`: an item that drew first was not seeded."""
@@ -313,6 +315,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 def test_steps(steps):
     lengths, collate = [9, 7, 8], str
@@ -376,6 +379,7 @@ def test_an_error_is_raised_where_it_is_and_what_follows_is_right():
     assert found == [item for item in expected if item[1] != 1 or item[0] < 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pick", ["weights", "round robin"])
 def test_a_mix_of_such_streams(pick):
     """Seen to fail with a Mix that does not tell its `sets_worker_info`."""

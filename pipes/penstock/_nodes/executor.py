@@ -88,7 +88,7 @@ class Executor:
         self._work = self._inline.seeded
         self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
         self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None  # of the user's dataset
-        if self._threaded and self._copies is not None:
+        if self._threaded and isinstance(map_fn, Fetch) and self._copies is not None:
             raise ValueError(
                 f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, but torch has one worker info per process, so threads "
                 f'could not read at the same time, and your loop would see it. Use method="process", or num_workers=0.'
