@@ -236,7 +236,8 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         assert (state["rank"], state["world_size"]) == (1, 2)
         assert state["source"]["source"]["iterable"] == {"at": 2}
         assert list(loader) == [100, 101, 102, 103, 104]
-        assert len(caplog.records) == 2 and "means reading from epoch 0 on" in caplog.text
+        assert len(caplog.records) == 2
+        assert "means reading from epoch 0 on" in caplog.text
     for rank, world_size in ((0, 2), (1, 3)):
         with canonical(stateful(rank), rank, world_size, split="own") as loader:
             loader.load_state_dict(saved)

@@ -24,7 +24,7 @@ from ways import FORK, INLINE, SPAWN
 
 import penstock
 from penstock import Filter, Loader, Mix, Pack, Shuffle, Stream
-from penstock._streams.share_reader import LaneInfo, Share, seen_as
+from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock.nodes import Prefetcher
 from penstock.testing import assert_resumes_everywhere
 
@@ -411,7 +411,7 @@ def test_a_mix_of_such_streams(pick):
 
 def test_a_fork_while_another_thread_reads_sees_no_worker():
     """As of another loader's workers. Seen to fail: the lock was held in the child for good, and the training process's info was there."""
-    info, began, done = LaneInfo(Share(0, 1, 2, 3), None), threading.Event(), threading.Event()
+    info, began, done = LaneInfo(1, 2, 3, None), threading.Event(), threading.Event()
 
     def read():
         with seen_as(info):
