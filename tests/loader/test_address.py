@@ -257,6 +257,6 @@ def test_what_is_no_address_of_this_loader_is_refused() -> None:
     with Loader(OwnNext(ParallelMapper(Cycler(Sampler(orders.SequentialOrder(N))), Fetch(Draws()), 0))) as own:
         next(iter(own))
         assert own.last is None
-        with pytest.raises(GraphError, match="OwnNext has a next of its own"):
+        with pytest.raises(GraphError, match="OwnNext overrides next"):
             own.load(Address(0, 0))
         assert own.locate(Address(0, 4)).indices == 4

@@ -51,12 +51,14 @@ MAY_IMPORT = {  # room: those it may import from
     "testing": "_errors _random _fetch _nodes _loader",
     "integrations": "front nodes",
 }
-CODE = 23_650
-"""Lines of code, at most. Raised only with a reason beside it; `house.py` says how many there are in each room. 950 of them are lanes over an ``IterableDataset``."""
+CODE = 24_300
+"""Lines of code, at most. Raised only with a reason beside it; `house.py` says how many there are in each room. 950 of them are lanes over an ``IterableDataset``, and
+650 addresses and the ledger."""
 
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")
 THREADS_AND_LOCKS = {  # the files that may start threads or processes, or hold a lock, besides those of _workers; and why
     "front": "names are imported when first asked for, and threads that import rooms at the same time may crash",
+    "_loader.ledger": "samples are settled, and states saved, in any thread",
     "_memory.recycler": "all worker threads take memory for their batches from one table",
     "_streams.bookmarks": "all threads that read a stream share what is known of its shards",
     "_streams.open_shards": "all threads that read a dataset share its open files",
@@ -149,7 +151,7 @@ def test_the_map_names_every_room() -> None:
 
 def test_threads_and_locks_are_in_few_files() -> None:
     """And each of these needs its place in the table. Seen to fail: with two files there that had no thread and no lock any more."""
-    assert len(THREADS_AND_LOCKS) <= 8
+    assert len(THREADS_AND_LOCKS) <= 9  # one of them, the ledger, is for nothing else
     needed = set()
     for file in PACKAGE.rglob("*.py"):
         tree, name = ast.parse(file.read_text()), name_of(file, PACKAGE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock._command.target import TargetError, built
 from penstock._errors import PenstockError
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._loader.address import Address
 from penstock._loader.loader import Loader
 from penstock._nodes.index_node import IndexNode
@@ -39,13 +40,13 @@ def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state
         if state is not None:
             with open(state) as file:
                 loader.load_state_dict(json.load(file))
-        dataset: Any = loader.dataset if loader._words is not None else None
+        facts = DatasetFacts(loader.dataset if loader._words is not None else None)
         for step, address in _addresses(loader, *steps):
             indices = address.indices if isinstance(address.indices, list) else [address.indices]
             for position, index in zip(address.positions.tolist(), indices, strict=len(indices) == len(address.positions)):
                 found: dict[str, Any] = {"step": step, "epoch": address.epoch, "position": position, "index": index}
-                if (tell := getattr(dataset, "where", None)) is not None and isinstance(index, int):
-                    found["where"] = tell(index)
+                if isinstance(index, int) and (where := facts.where(index)) is not None:
+                    found["where"] = where
                 print(json.dumps(found, default=str), file=out)
     except (TargetError, PenstockError, OSError, ValueError) as exc:
         print(f"penstock which: {exc}", file=err)
@@ -55,17 +56,17 @@ def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state
 
 def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int, Address]]:
     node: Any = next(node for node in loader.root.chain() if isinstance(node, IndexNode))
-    place, step = node.seek(node.start(0)), 0
+    here, step = node.seek(node.start(0)), 0
     while step < end:
-        left = node.left(place)
+        left = node.left(here)
         many = end - step if left is None else min(end - step, left)
         many = min(many, begin - step) if step < begin else many
-        items, place = node.read(place, many)
+        items, here = node.read(here, many)
         for number, item in enumerate(items, step):
             if number >= begin:
                 yield number, Address.of(item, with_indices=True)
         step += len(items)
-        if len(items) < many or node.left(place) == 0:
-            _, place = node.over(place)
+        if len(items) < many or node.left(here) == 0:
+            _, here = node.over(here)
             if not len(items) and step == 0:
                 raise ValueError("an epoch has no batch on this rank.")

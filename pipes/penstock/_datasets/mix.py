@@ -111,8 +111,7 @@ class Mix(Shown, ConcatDataset[Any]):
     def where(self, index: int) -> str:
         """See `DatasetLike`."""
         number, at = self._place_in_stream(index) if self._streams else self._place(index)
-        tell = getattr(self.datasets[number], "where", None)
-        return f"{self.names[number]}, {f'index {at}' if tell is None else tell(at)}"
+        return f"{self.names[number]}, {DatasetFacts.of(self.datasets[number]).where(at) or f'index {at}'}"
 
     @property
     def sets_worker_info(self) -> bool:

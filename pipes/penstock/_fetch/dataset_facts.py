@@ -214,6 +214,10 @@ class DatasetFacts:
         own = self.own_order(shuffle=shuffle, seed=seed)
         return own if own is not None else ShuffledOrder(self.samples(), seed) if shuffle else SequentialOrder(self.samples())
 
+    def where(self, index: int) -> str | None:
+        """See `DatasetLike`; None if it does not say."""
+        return None if (tell := getattr(self.dataset, "where", None)) is None else str(tell(index))
+
     def read_by_all(self) -> None:
         """See `DatasetLike`."""
         if (say := getattr(self.dataset, "read_by_all", None)) is not None:

@@ -18,7 +18,6 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, final
 
@@ -85,7 +84,6 @@ class Ledger(Shown, Generic[T]):
         self._bell = Bell()
         self._users: dict[None, int] = {}  # the thread that uses the loader, if any; an entry is made and removed in one step
         self._iterator: Iterator[T] | None = None
-        self._thread: ThreadPoolExecutor | None = None  # of `__anext__`
         self._pending: asyncio.Future[tuple[Address, T]] | None = None  # of an `__anext__`; it survives a cancellation
         # All below is guarded by the lock.
         self._closed = False
@@ -133,8 +131,7 @@ class Ledger(Shown, Generic[T]):
 
     async def __anext__(self) -> tuple[Address, T]:
         if self._pending is None:
-            self._thread = self._thread or ThreadPoolExecutor(1, "penstock-ledger")
-            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, self.__next__)
+            self._pending = asyncio.get_running_loop().run_in_executor(None, self.__next__)
         pending = self._pending
         try:
             pair = await asyncio.shield(pending)
@@ -204,7 +201,7 @@ class Ledger(Shown, Generic[T]):
             item = next(self._iterator)
             at = self._loader.last
             if at is None:
-                raise GraphError("this graph has a node with a next of its own, so nobody knows which samples it has delivered.")
+                raise GraphError("a node of this graph overrides next, so nobody knows which samples it has delivered.")
             with self._lock:
                 if not self._retired or at.indices not in self._retired:
                     self._take(at, self._loader.here)
@@ -351,8 +348,6 @@ class Ledger(Shown, Generic[T]):
                 self._loader.saved_by = None
             self._closed = True
             self._bell.ring()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self

@@ -215,7 +215,7 @@ class Loader(FromDataset, Generic[T]):
     def last(self) -> Address | None:
         """The address of the last delivered batch, with the indices of its samples, those included that ``on_error="skip"`` left out.
 
-        None before the first batch, after a load, and downstream of a node with a ``next`` of its own. It stays at the end of an epoch.
+        None before the first batch, after a load, and downstream of a node that overrides ``next``. It stays at the end of an epoch.
         """
         unfinished = self._runs.unfinished  # of a `next` that was interrupted: it has delivered nothing
         last = self._reader.cursor.last if unfinished is None else unfinished[2]["last"]
@@ -232,7 +232,7 @@ class Loader(FromDataset, Generic[T]):
         Raises:
             TypeError: It is not an `Address`.
             IndexError: Its position is not in the epoch.
-            GraphError: The data can only be read from its beginning, or a node downstream has a ``next`` of its own.
+            GraphError: The data can only be read from its beginning, or a node downstream overrides ``next``.
             StateMismatch: It has other indices: it is of another loader, or the data has changed.
             Exception: What loading raises, as it did then.
         """

@@ -166,10 +166,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """What `next` made of ``item``, an item of the source. Moves nothing, and counts nothing.
 
         Raises:
-            GraphError: The node has a ``next`` of its own.
+            GraphError: The node overrides ``next``.
         """
         if type(self).next is not Node.next:
-            raise GraphError(f"{type(self).__name__} has a next of its own, so nobody else knows what it makes of one item of its source.")
+            raise GraphError(f"{type(self).__name__} overrides next, so nobody else knows what it makes of one item of its source.")
         return self._transformed(item)
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
