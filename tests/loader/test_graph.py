@@ -198,6 +198,19 @@ def test_the_tree_shows_settings_and_items_of_an_epoch() -> None:
         assert repr(one.graph) == "<penstock graph: Sampler -> Cycler -> Sharder -> Batcher -> ParallelMapper>"
 
 
+@pytest.mark.parametrize("words", [{}, {"lanes": 2}])
+def test_an_epoch_of_unknown_size_is_drawn(words: dict[str, Any]) -> None:
+    """Seen to fail: no line had a number of items, so there was no longest one."""
+
+    class Endless(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("nothing is read")
+
+    lines = str(Loader.from_dataset(Endless(), **words).graph).splitlines()
+    assert lines[0] == "Loader of Endless, no workers: not started"
+    assert "Endless" in lines[-1]
+
+
 def test_a_graph_of_the_users_own_nodes_is_drawn() -> None:
     class Doubled(Node[Any]):
         def transform(self, item: Any) -> Any:

@@ -247,6 +247,24 @@ def test_one_that_is_not_deterministic_is_said_once(way, workers, said):
     assert "OtherItems gave other items when worker 0 was begun a second time" in line
 
 
+class OneBuffer(Split):
+    """Fills one tensor again and again."""
+
+    def __iter__(self):
+        buffer = torch.zeros(2)
+        for item in self.own():
+            yield buffer.copy_(torch.tensor(item))
+
+
+@both
+def test_one_buffer_that_is_yielded_again_is_no_other_item(way, said):
+    """Seen to fail with checksums that were taken once all items had been read."""
+    with way(OneBuffer([12, 12])) as batches:
+        found = [tuple(batch.tolist()) for batch in batches]
+    assert sorted(found) == sorted(share([12, 12], 2, 0, 0) + share([12, 12], 2, 1, 0))
+    assert said() == []
+
+
 REFUSED = {
     "threads": (
         {"num_workers": 2, "method": "thread"},

@@ -88,18 +88,35 @@ def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> N
     assert strikes.at
 
 
+def test_a_signal_handler_may_discard_everything_in_the_middle_of_finish() -> None:
+    """Seen to fail: `finish` that expects the task to be wanted still."""
+
+    class Struck(CountedJob):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "value" and value is not None:
+                table.discard(lambda: ClosedError("moved"))
+
+    table = TaskTable()
+    table.add(job := Struck(0), b"0")
+    table.finish(taken(table), b"0")
+    assert (job.done, job.value, job.error, len(table)) == (True, b"0", None, 0)
+
+
 class AgainstLists(RuleBasedStateMachine):
     """Workers do tasks in order and may die at any time; lists say where every task should be. Some tasks have an owner, one of the workers.
 
     Seen to fail: `requeue` without `reversed`; `requeue` and `restart` that bring back what was discarded; `discard` that keeps the backlog;
-    `restart` without what the workers held; `finish` that settles a job twice.
+    `restart` without what the workers held; `finish` that settles a job twice, or counts it as another number; `waiting_for` that counts
+    the tasks of other owners; `fail` that gives the tasks so far another error.
     """
 
     @initialize()
     def begin(self) -> None:
         self.table = TaskTable()
         self.jobs: list[CountedJob] = []
-        self.expected: dict[int, Any] = {}  # the result of each finished task
+        self.expected: dict[int, Any] = {}  # the result of each task that has ended
+        self.finished = 0
         self.owners: list[int | None] = []
         self.backlog: dict[int | None, list[int]] = {None: [], 0: [], 1: []}  # by owner
         self.workers: list[list[PendingTask]] = [[], []]
@@ -124,6 +141,7 @@ class AgainstLists(RuleBasedStateMachine):
         assert self.backlog[owner] or self.table.take(owner) is None
 
     def end(self, task: PendingTask, value: Any = None, error: Any = None) -> None:
+        self.finished += task.number not in self.expected
         self.expected.setdefault(task.number, error or value)
         self.table.finish(task, value, error)
 
@@ -182,6 +200,10 @@ class AgainstLists(RuleBasedStateMachine):
         if not hasattr(self, "table"):
             return
         assert self.table.waiting == sum(map(len, self.backlog.values()))
+        assert {owner: self.table.waiting_for(owner) for owner in self.backlog} == {
+            owner: len(tasks) for owner, tasks in self.backlog.items()
+        }
+        assert self.table.finished == self.finished
         assert self.table.owned or not (self.backlog[0] or self.backlog[1])
         assert len(self.table) == len(self.jobs) - len(self.expected)
         assert self.table.next_number == len(self.jobs)
@@ -198,9 +220,12 @@ class AgainstLists(RuleBasedStateMachine):
             self.die(0, None)
         assert {owner: drained(self.table, owner) for owner in self.backlog} == self.backlog
         assert [job.settled for job in self.jobs] == [1] * len(self.jobs)
+        jobs = [CountedJob(None), CountedJob(None)]
+        self.table.add(jobs[0], b"")
         self.table.fail(lambda: WorkerDied("once too often"))
-        self.table.add(job := CountedJob(None), b"")
-        assert (type(job.error), job.settled, len(self.table), self.table.waiting) == (WorkerDied, 1, 0, 0)
+        self.table.add(jobs[1], b"")
+        assert [(type(job.error), job.settled) for job in jobs] == [(WorkerDied, 1)] * 2
+        assert (len(self.table), self.table.waiting) == (0, 0)
 
 
 class TestAgainstLists(AgainstLists.TestCase):

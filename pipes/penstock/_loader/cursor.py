@@ -99,18 +99,10 @@ class EpochCursor:
         self.epochs = epochs
         self._infinite = infinite
         self._restart = restart
-        self.state = epochs.start_of(0)
         self.last: Indices | None = None
-        self.stands = GraphPosition.AWAY
-        self.fresh = True
-        self.pending = False
-        self.over_marker = False
-        self.begun = False
         self.answered: tuple[int, ...] = ()
-        self._resumed = False  # the run began at a loaded state, which counts as unused until a batch is delivered
-        self._again = False  # the first item of this run raised: the next run begins at the same place
-        self._requested: int | None = None
-        self._by_sampler = False  # the request came through `Loader.sampler`
+        self._stand(epochs.start_of(0), GraphPosition.AWAY)
+        self.request(None)
         self._sized: bool | None = None  # determined before anything is read, because the graph may know more once a plan is in memory
         self._offset = 0  # added to the epoch numbers of a trainer that counts differently; only without a length
 
@@ -132,7 +124,8 @@ class EpochCursor:
 
     def request(self, epoch: int | None, *, by_sampler: bool = False) -> None:
         """Request ``epoch`` for the next start; None withdraws a request."""
-        self._requested, self._by_sampler = epoch, by_sampler
+        self._requested = epoch
+        self._by_sampler = by_sampler  # the request came through `Loader.sampler`
 
     @property
     def is_requested(self) -> bool:
@@ -167,7 +160,7 @@ class EpochCursor:
         """A marker was read, and the graph's state is now ``behind`` it. Returns whether the loop's epoch ends here."""
         ends = not (self._infinite or self.over_marker)
         if ends and self._restart is False:
-            self.stands, self.fresh = GraphPosition.BEHIND_MARKER, True
+            self.stands = GraphPosition.BEHIND_MARKER
         else:
             self._stand(behind, GraphPosition.HERE)
         return ends
@@ -305,4 +298,6 @@ class EpochCursor:
         """Move to ``state`` with every flag cleared; callers set those that differ."""
         self.state, self.stands = state, stands
         self.fresh = True
-        self.pending = self.over_marker = self.begun = self._resumed = self._again = False
+        self.pending = self.over_marker = self.begun = False
+        self._resumed = False  # the run began at a loaded state, which counts as unused until a batch is delivered
+        self._again = False  # the first item of this run raised: the next run begins at the same place

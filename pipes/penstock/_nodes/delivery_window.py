@@ -76,7 +76,6 @@ class DeliveryWindow:
         self.comes_delivered = 0 in self._skip
         self.unsettled = False
         self.base = base
-        self.ahead: list[int] = []
         self._count_ahead()
 
     @property
@@ -174,5 +173,5 @@ class DeliveryWindow:
 
     def _count_ahead(self) -> None:
         oldest = self._pulled - len(self._entries)
-        self.ahead = [place for place, entry in enumerate(self._entries) if entry.delivered]
+        self.ahead: list[int] = [place for place, entry in enumerate(self._entries) if entry.delivered]
         self.ahead += [place - oldest for place in sorted(self._skip) if place >= self._pulled]

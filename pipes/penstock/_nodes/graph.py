@@ -71,7 +71,7 @@ class Graph:
             lines.append((f"{indent}└─ {called(box.name, box.details)}", box.items))
             is_first = depth == len(self._boxes) - 1
             lines += [(f"{indent}   {line}", "") for line in _lines_of_parts(box, is_last=is_first)]
-        width = min(100, max(len(line) for line, items in lines if items or len(lines) == 1))
+        width = min(100, max((len(line) for line, items in lines if items), default=0))
         return "\n".join(f"{line:{width}}  {items}".rstrip() for line, items in lines)
 
     def _repr_html_(self) -> str:

@@ -103,13 +103,20 @@ def _constant(value: int) -> UInt64s:
 _GAMMA, _LAST_SHIFT, _S32 = _constant(GAMMA), _constant(LAST_SHIFT), _constant(32)
 _STEPS = [(_constant(shift), _constant(factor)) for shift, factor in STEPS]
 (_, _M1), (_, _M2) = _STEPS  # a round of the network needs only a cheaper hash than the whole finaliser
-SHUFFLED, WEIGHTED, MIXED, SLID, LANES, GROUPED = 1, 2, 4, 5, 6, 7  # the purposes of `philox_words`; 3 is that of samples
+SHUFFLED, WEIGHTED, SAMPLES, MIXED, SLID, LANES, GROUPED = range(1, 8)  # the purposes of `philox`
+
+
+def philox(seed: int, epoch: int, purpose: int, position: int = 0) -> np.random.Philox:
+    """Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch).
+
+    The highest word of its counter is the purpose, the next the position: streams never overlap in their first 2**130 words.
+    """
+    return np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, position, purpose], np.uint64))
 
 
 def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
-    """``n`` random words for (seed, epoch), shape ``(n,)``; the counter's highest word separates the purposes."""
-    philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, purpose], np.uint64))
-    return philox.random_raw(n)
+    """``n`` random words for (seed, epoch), shape ``(n,)``."""
+    return philox(seed, epoch, purpose).random_raw(n)
 
 
 def by_group(group_of: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:

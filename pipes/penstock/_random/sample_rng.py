@@ -11,19 +11,13 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from penstock._random.permutation import SAMPLES, philox
 from penstock._random.splitmix import GAMMA, mixed
-
-_SAMPLES = 3  # the highest word of a Philox counter; `permutation` has the others
 
 
 def numpy_generator(seed: int, epoch: int, position: int) -> np.random.Generator:
-    """A NumPy generator for one sample, in 8 us.
-
-    Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch), with the
-    position high in its counter: streams never overlap in their first 2**130 words.
-    """
-    key = np.array([seed, epoch], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, position, _SAMPLES], np.uint64)))
+    """A NumPy generator for one sample, in 8 us."""
+    return np.random.Generator(philox(seed, epoch, SAMPLES, position))
 
 
 def torch_generator(seed: int, epoch: int, position: int) -> torch.Generator:

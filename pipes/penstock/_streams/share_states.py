@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import os
 import pickle
 from itertools import pairwise
@@ -23,8 +22,6 @@ import torch
 from penstock._errors import StateError, is_own_error
 from penstock._fetch.encoding import encoded
 from penstock._files.own_files import write_own
-
-_logger = logging.getLogger("penstock")
 
 KEPT: Final = 12
 """Marks of a worker: the newest, and ever sparser older ones."""
@@ -64,16 +61,16 @@ class ShareStates:
         return [mark for mark in reversed(self._read(worker)) if mark.pass_ == pass_ and mark.n <= n] if self.used else []
 
     def add(self, worker: int, mark: Mark) -> None:
-        """Keep ``mark``."""
+        """Keep ``mark``.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         marks = sorted({one[:2]: one for one in [*self._read(worker), mark]}.values())
         while len(marks) > KEPT:
             del marks[_least_useful(marks)]
         lines = [json.dumps(mark) for mark in marks]
-        try:
-            write_own(self._path(worker), *(f"{_sum(line.encode())} {line}\n".encode() for line in lines))
-        except OSError as exc:
-            self.used = False
-            _logger.warning("%s. No states of the dataset are kept, which costs only time.", exc)
+        write_own(self._path(worker), *(f"{_sum(line.encode())} {line}\n".encode() for line in lines))
 
     def _read(self, worker: int) -> list[Mark]:
         try:

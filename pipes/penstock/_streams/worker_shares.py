@@ -192,18 +192,20 @@ class WorkerShares:
     def _try(self, seed: int) -> None:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
         if self._run.first("trying"):
-            first, run = FirstItems(), ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
+            first, sums, run = FirstItems(), [], ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
             try:
-                items = list(islice(run, MOST))
+                for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
+                    first.add([item], ended=False)
+                    sums.append(checksum_of_item(item))
             except Exception as exc:
                 if not is_own_error(exc):
                     raise
                 return  # whoever reads this item will see it
             finally:
                 run.close()
-            first.add(items, ended=True)
+            first.add([], ended=True)
             self._run.first("trial", json.dumps(first.marks))
-            self._compare([*map(checksum_of_item, items[:CHECKED])])
+            self._compare(sums[:CHECKED])
 
     def _compare(self, sums: list[str]) -> None:
         """Worker 0 began with items of these checksums, in any process."""
@@ -311,7 +313,11 @@ class ShareRecords(Iterator[Any]):
                     states.proved = True
                     close(self._at(mark))
                 if states.used:
-                    states.add(self._share.worker, mark)
+                    try:
+                        states.add(self._share.worker, mark)
+                    except OSError as exc:
+                        states.used = False
+                        self._of.warn_once("folder", f"{exc}. No states of the dataset are kept, which costs only time.")
         self._due = max(self._due, began + LEAST_S) + (time.perf_counter() - began) / SHARE_OF_TIME
 
     def _state(self, reader: ShareReader) -> tuple[int, str] | None:

@@ -89,7 +89,7 @@ class TaskTable:
 
     def take(self, owner: int | None = None) -> PendingTask | None:
         """The next task for worker ``owner``, or with None the next for any worker; None if there is none."""
-        queue = self._backlog if owner is None else self._queue(owner)
+        queue = self._queue(owner)
         return queue.popleft() if queue else None
 
     def _queue(self, owner: int | None) -> deque[PendingTask]:
@@ -104,7 +104,7 @@ class TaskTable:
         # the job is done. In the other order the job might never end.
         job.value, job.error = value, error
         job.done = True
-        self._wanted.pop(task.number, None)
+        self._wanted.pop(task.number, None)  # a signal handler may have closed the pool since
         self.finished += 1
 
     def blame(self, task: PendingTask, row: int) -> bool:
