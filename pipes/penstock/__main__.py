@@ -23,6 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
             from penstock._command import state
 
             return max(state.show(path, sys.stdout, sys.stderr) for path in chosen.files)
+        if chosen.command == "which":
+            from penstock._command.which import which
+
+            return which(chosen.target, chosen.steps, chosen.rank, chosen.world_size, chosen.state, sys.stdout, sys.stderr)
         if chosen.command == "bench":
             from penstock._command.bench import bench
 
@@ -54,6 +58,26 @@ def _parser() -> argparse.ArgumentParser:
     state = commands.add_parser("state", help=about, description=f"{about.capitalize()}. {source}")
     state.add_argument("files", nargs="+", metavar="FILE")
 
+    about = "print which samples are in some steps of training, by position, index and where they come from; loads nothing"
+    example = "example: python -m penstock which path/to/train.py:make_loader --steps 335:345 --rank 2 --world-size 8"
+    which = commands.add_parser("which", help=about, description=f"{about}.".capitalize(), epilog=example)
+    which.add_argument("target", metavar="MODULE:FACTORY", help="a function that returns the loader, in a module or a file")
+    which.add_argument(
+        "state",
+        nargs="?",
+        metavar="STATE",
+        help="a JSON file with a state of that loader, to check that it is the same data, order and seed",
+    )
+    which.add_argument(
+        "--steps",
+        type=_steps,
+        required=True,
+        metavar="A:B",
+        help="batches of the rank since the beginning of training, from A up to but not including B",
+    )
+    which.add_argument("--rank", type=int, default=0, metavar="R")
+    which.add_argument("--world-size", type=_count, default=1, metavar="N")
+
     about = "write the indices of .jsonl and .tar files: how many records each has, and where they begin"
     skipped = "Files with an up-to-date index are skipped. Parquet and Arrow files need no index."
     index = commands.add_parser("index", help=about, description=f"{about.capitalize()}. {skipped}")
@@ -68,6 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("folder", metavar="FOLDER")
     cache.add_argument("--clear", action="store_true", help="remove the copies that are not being read or fetched, and the counts")
     return parser
+
+
+def _steps(text: str) -> tuple[int, int]:
+    begin, _, end = text.partition(":")
+    if not begin.isdigit() or not (end.isdigit() or text == begin) or int(end or int(begin) + 1) <= int(begin):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step, such as 335, nor a range, such as 335:345")
+    return int(begin), int(end or int(begin) + 1)
 
 
 def _count(text: str) -> int:

@@ -101,6 +101,9 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     stream = Stream(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
     out = said(state_after(7, stream, batch_size=8, drop_last=True), tmp_path, capsys)
     assert "after 56 of 60 samples of all ranks" in out  # seen to fail: "after 60 of 60 samples"
+    out = said(state_after(2, Iterated(), batch_size=2, lanes=1), tmp_path, capsys)
+    assert "source=Iterated, lanes=1, batch_size=2, drop_last=false" in out
+    assert "It loads on one rank, with any number of workers." in out  # seen to fail: "on any number of ranks" and "any batch size"
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "It loads only as rank 1 of 4 ranks." in out

@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, DistributedSampler, TensorDataset
 
 import penstock
 from penstock import Loader, Mix, Packs
+from penstock._nodes.index_node import index_of
 
 WEIGHTS = {"a": 0.7, "b": 0.2, "c": 0.1}
 
@@ -254,7 +255,7 @@ class TestState:
         """Ranks must agree on the stages that lie ahead, too."""
         one, same, other = (Loader.from_dataset(mix(weights=[(0, WEIGHTS), (start, {"b": 1})])) for start in (4000, 4000, 5000))
         assert one.state_dict() == other.state_dict()
-        facts, same_facts, other_facts = (loader._reader.positions.facts.rank_settings for loader in (one, same, other))
+        facts, same_facts, other_facts = (index_of(loader.root).facts.rank_settings for loader in (one, same, other))
         assert facts == same_facts != other_facts
 
 

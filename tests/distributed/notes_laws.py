@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torchdata.nodes
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, get_worker_info
 
-from penstock import Loader
+from penstock import Loader, Stream
 from penstock._loader import note_board
 from penstock.nodes import Batcher, Cycler, IterableSource, Prefetcher, Sharder
 from penstock.testing import Tagged
@@ -118,6 +118,18 @@ class Records(IterableDataset):
         return (self.make(k, rng) for k in (range(RANK, N, WORLD_SIZE) if self.own else range(N)))
 
 
+class ByWorker(IterableDataset):
+    """Numbers that are split by worker, all of them or those that are this rank's, as ``dist.get_rank`` says when they are read."""
+
+    def __init__(self, *, own=False):
+        self.own = own
+
+    def __iter__(self):
+        info = get_worker_info()
+        mine = range(dist.get_rank(), 8 * N, WORLD_SIZE) if self.own else range(8 * N)
+        yield from mine[info.id :: info.num_workers]
+
+
 def number(k, rng):
     return k
 
@@ -142,6 +154,10 @@ def loader(sampler=None, **options) -> Loader:
 
 def stream(make, *, own=False, **options) -> Loader:
     return Loader.from_dataset(Records(make, own=own), **{"batch_size": 2, "split": "items", "tail": "drop", **options})
+
+
+def in_lanes(*, own=False, **options) -> Loader:
+    return Loader.from_dataset(Stream(ByWorker(own=own), lanes=2 * WORLD_SIZE, epoch_size=N), **{"batch_size": 2, **options})
 
 
 def by_hand(own) -> Loader:
@@ -223,6 +239,10 @@ def healthy_loaders_raise_no_alarm():
         with HEALTHY["RandomSampler"](**way) as one:
             assert in_order(gathered(flat(whole(one))))
             assert compared(one) is (WORLD_SIZE > 1)
+    for way in (WAYS["inline"], WAYS["processes"]):
+        with in_lanes(**way) as one:
+            assert in_order(gathered(flat(whole(one)))) == list(range(3 * N))
+            assert compared(one) is (WORLD_SIZE > 1)
     with by_hand(own=False) as one:
         list(whole(one))
         assert compared(one) is (WORLD_SIZE > 1)
@@ -269,6 +289,7 @@ DIFFER = {
     "a stream of dicts": lambda: stream(lambda k, rng: {"x": rng.random(), "id": k}, own=True, seed=1),
     "a stream of floats": lambda: stream(only_floats, own=True, seed=2),
     "a stream of pictures of a class": lambda: stream(lambda k, rng: (only_floats(k, rng), 1), own=True, seed=3),
+    "lanes": lambda: in_lanes(own=True, seed=4),
     "a node": lambda: by_hand(own=True),
     "infinite": lambda: loader(Deals(), infinite=True),
 }
@@ -295,7 +316,10 @@ def every_rank_hears_of_a_difference_whoever_is_late():
                 said = error(lambda: list(islice(iterator, N)))  # noqa: B023
             one.close()
             assert said.startswith("StateMismatch: "), (name, early, said)
-            assert all(part in said for part in (f"on rank {early}", "split='own'", "num_replicas=1", "the same seed")), said
+            remedies = (
+                ("A Stream", "get_rank()", "the same items") if name == "lanes" else ("split='own'", "num_replicas=1", "the same seed")
+            )
+            assert all(part in said for part in (f"on rank {early}", *remedies)), (name, said)
 
 
 def a_difference_in_a_later_epoch_is_seen():

@@ -1,4 +1,4 @@
-"""DatasetCopies: each copy has a position of its own, large data is shared and not changed, and a dataset that cannot be copied says why."""
+"""DatasetCopies: each copy has a distinct position, large data is shared and not changed, and a dataset that cannot be copied says why."""
 
 from __future__ import annotations
 

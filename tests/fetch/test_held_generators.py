@@ -409,13 +409,14 @@ def test_ctrl_c_at_any_line_leaves_the_states():
     assert place > 20
 
 
+class Two(Drawing):
+    def __init__(self, generator):
+        super().__init__()
+        self.mine = self.other = generator
+
+
 def test_what_a_sampler_holds_too_is_left_alone():
     """A sampler usually holds the dataset as well, whose other generators are seeded. Seen to fail: `leave` that does nothing; one without ``data``."""
-
-    class Two(Drawing):
-        def __init__(self, generator):
-            super().__init__()
-            self.mine = self.other = generator
 
     def found(dataset, **words):
         with Loader.from_dataset(dataset, BATCH, **words) as loader:
@@ -429,8 +430,8 @@ def test_what_a_sampler_holds_too_is_left_alone():
     assert found(dataset, generator=generator) == ["dataset.rng"]
     assert found(dataset, sampler=RandomSampler(dataset)) == ["dataset.rng", "dataset.mine"]
     with Loader.from_dataset(dataset, BATCH, generator=generator, num_workers=1, multiprocessing_context="fork") as loader:
-        copy = pickle.loads(pickle.dumps(loader.root.executor.generators._alone))
-    assert copy == {"dataset.mine"}
+        in_a_worker = pickle.loads(pickle.dumps(loader.root.executor.generators))
+    assert [one.where.path for one in in_a_worker.look_again()] == ["dataset.rng"]
 
 
 def test_the_global_ones_are_not_among_them():

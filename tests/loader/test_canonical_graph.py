@@ -16,7 +16,6 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import penstock
 from penstock import Loader
-from penstock._nodes.node import Node
 from penstock.testing import Tagged
 
 DATA = list(range(11))
@@ -163,11 +162,7 @@ def test_a_sampler_that_shards_for_one_rank_is_dealt_to_all():
 
 
 def rooms(loader) -> list[str]:
-    node, names = loader.root, []
-    while isinstance(node, Node):
-        names.append(type(node).__name__)
-        node = node._source
-    return names[::-1]
+    return [type(node).__name__ for node in loader.root.chain()][::-1]
 
 
 def test_the_canonical_graph_has_no_node_that_does_nothing():

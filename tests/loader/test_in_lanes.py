@@ -91,9 +91,9 @@ def test_resumes_everywhere(kind, workers):
     assert_resumes_everywhere(lambda: own([5, 3, 0, 6], kind, batch_size=2, **fork(workers)), steps=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", SHARES)
 def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares):
-    """Seen to fail with a state that counts batches and not slots."""
     lengths, states = SHARES[shares], []
     with own(lengths, batch_size=2) as loader:
         states.append(json.dumps(loader.state_dict()))
@@ -230,7 +230,7 @@ def test_any_shares_left_and_resumed_anywhere(data):
         with own(lengths, **words) as loader:
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
-            for _ in range(data.draw(st.integers(1, 3), label="epochs")):
+            for left in reversed(range(data.draw(st.integers(1, 3), label="epochs"))):
                 whole = expected(lengths, epoch, **words)
                 stop = data.draw(st.integers(1, 9), label="batches")
                 read = list(islice(loader, stop))
@@ -239,7 +239,8 @@ def test_any_shares_left_and_resumed_anywhere(data):
                 if len(read) < stop:
                     epoch, done = epoch + 1, 0
                     continue
-                leave = data.draw(st.sampled_from(["save", "end_epoch", "set_epoch", "back"]))
+                # A request for an epoch is not in the state until an iterator has begun there.
+                leave = data.draw(st.sampled_from(["save", "end_epoch", "set_epoch", "back"][: 4 if left else 2]))
                 if leave == "save":
                     break
                 if leave == "end_epoch":

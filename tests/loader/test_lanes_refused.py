@@ -95,11 +95,24 @@ class Noise(Whole):
             yield random.random()
 
 
+class ShufflesAll(Whole):
+    """Every worker has all of it, in another order."""
+
+    def __iter__(self):
+        yield from random.sample(range(12), 12)
+
+
 @both
-def test_noise_needs_no_split(way, said):
-    with way(Noise()) as loader:
-        assert len({*loader}) == 24
-    assert said() == []
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", [Noise, ShufflesAll])
+def test_one_that_draws_and_does_not_split_itself_is_said(way, workers, kind, said):
+    """Noise needs no split. Seen to fail: every item of the other came once for each lane, without a word."""
+    found = read(way(kind(), **fork(workers)))
+    assert len({*found}) == (24 if kind is Noise else 12)
+    (line, *example) = said()
+    assert f"{kind.__name__} never asks for the id of its worker" in line
+    assert "unless it draws with replacement" in line
+    assert len(example) == 2
 
 
 @both
@@ -240,7 +253,7 @@ REFUSED = {
         ValueError,
         "method='thread'.*torch has one worker info per process.*num_workers=0",
     ),
-    "auto": ({"num_workers": "auto"}, ValueError, "num_workers='auto'.*Pass a number: num_workers=2"),
+    "auto": ({"num_workers": "auto"}, ValueError, "num_workers='auto'.*Pass a number .num_workers=2."),
     "shuffle": ({"shuffle": True}, ValueError, "shuffle"),
     "sampler": ({"sampler": [0, 1]}, (TypeError, ValueError), "sampler"),
     "batch_sampler": ({"batch_sampler": [[0, 1]], "batch_size": 1, "collate_fn": None}, (TypeError, ValueError), "sampler"),
@@ -379,7 +392,7 @@ def test_an_oserror_is_retried(way, at, workers, tmp_path, monkeypatch):
 
 
 class OverShards(IterableDataset):
-    """Opens shards of its own, and reads its part of them."""
+    """Opens shards itself, and reads its part of them."""
 
     def __init__(self):
         self.shards = penstock.Shards(4, lambda shard: iter(range(10 * shard, 10 * shard + 5)), counts=[5] * 4)
@@ -403,3 +416,30 @@ def test_a_lambda_and_a_local_function_are_no_hindrance(way):
     data = Split([12, 12])
     data.function = lambda item: item
     assert len(read(way(data))) == 24
+
+
+class Grows(IterableDataset):
+    def __init__(self):
+        self.n = 8
+
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(info.id, self.n, info.num_workers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_loop_changes_is_read_after_a_refresh(workers, caplog):
+    """Without workers the change alone is said. Seen to fail: ``refresh`` had no effect without workers; nothing was said."""
+    data = Grows()
+    with Loader.from_dataset(data, batch_size=None, lanes=2, num_workers=workers) as loader:
+        assert sorted(loader) == [*range(8)]
+        data.n = 12
+        assert sorted(loader) == [*range(8)]
+        assert workers or "was changed after its first copy was made" in caplog.text
+        loader.refresh()
+        assert sorted(loader) == [*range(12)]
+
+
+def test_a_dataset_opens_its_own_shards():
+    with pytest.raises(TypeError, match="open= is about shards that penstock opens, but Grows opens its own"):
+        Stream(Grows(), open, lanes=2, epoch_size=4)

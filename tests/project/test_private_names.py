@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE, TESTS = Path(penstock.__file__).parent, Path(__file__).parents[1]
-MOST = 71
+MOST = 29
 """Only lowered. A test that looks at an effect (``loader.statistics()``, a process, a thread, a file, a message) fails for its reason only."""
 
 

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from hypothesis import strategies as st
 from penstock._errors import StateMismatch
 from penstock._streams import bookmarks
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.facts import Contradiction, Fact, Facts
+from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
 from penstock._streams.shard_keys import ShardKeys
 
 KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
 BINDING = {"steps": ["filter"], "seed": 7}
+HASH = "3e9591af1218dfe02691910ec099a8bd"
+"""Of this binding."""
 
 
 def marks(folder: Path | None, binding: dict[str, Any] = BINDING, keys: list[str] = KEYS, seed: int = 0, skips: bool = False) -> Bookmarks:
@@ -200,13 +203,15 @@ def test_a_key_that_is_too_long_for_a_file_is_kept_in_memory(tmp_path: Path) -> 
 # Damage.
 
 
+def checked(said: bytes) -> bytes:
+    return said + b',"check":%d}\n' % zlib.crc32(said, zlib.crc32(HASH.encode()))
+
+
 def line(**changed: Any) -> bytes:
     """A line that is as it should be, checksum included, but for what it says."""
     said = {"shard": 3, "key": KEYS[3], "pass": None, "outputs": 9, "seed": 0, **changed}
-    return marks(None)._lines._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
+    return checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
 
-
-checked = marks(None)._lines._checked
 
 HOSTILE = [
     pytest.param(checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
@@ -242,6 +247,17 @@ HOSTILE = [
 ]
 
 
+def test_a_folder_has_this_name_and_a_file_these_lines(tmp_path: Path, one_file: Path) -> None:
+    """So other versions read them, and the lines below have nothing wrong but what they say. Seen to fail: a checksum that starts from 0."""
+    assert one_file.parent == tmp_path / HASH
+    for_every_pass, for_one = (
+        b'{"shard":0,"key":"data/0.tar 1000 0","pass":null,"outputs":10,"check":3794898774}\n',
+        b'{"shard":1,"key":"data/1.tar 1000 1","pass":2,"outputs":11,"seed":0,"cut":false,"check":3469046470}\n',
+    )
+    assert one_file.read_bytes() == for_every_pass + for_one
+    assert checked(for_one.partition(b',"check":')[0]) == for_one
+
+
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_line_that_is_not_quite_right_is_ignored_wherever_it_stands(tmp_path: Path, one_file: Path, hostile: bytes) -> None:
     """Seen to fail: without the checksum, without the bounds, with ``isinstance(…, int)``, and with the file read as text."""
@@ -256,11 +272,12 @@ def test_a_line_that_is_not_quite_right_is_ignored_wherever_it_stands(tmp_path: 
 
 def test_a_byte_that_was_overwritten_never_makes_another_fact() -> None:
     """Each byte of a line, by each byte that might make sense there. Seen to fail: without the checksum."""
-    reader, good = marks(None), line(**{"pass": 2})
+    reader, good = FactLines(HASH, 0), line(**{"pass": 2})
+    assert reader.parsed(good) == (KEYS[3], Fact(3, 2, 9))
     for at, byte in itertools.product(range(len(good)), b'0123456789-+.enull,:{}[]" \\\n\0\xff'):
         for damaged in (good[:at] + bytes([byte]) + good[at + 1 :], good[:at] + bytes([byte]) + good[at:]):
             with contextlib.suppress(ValueError):
-                assert reader._lines.parsed(damaged) == (KEYS[3], Fact(3, 2, 9))
+                assert reader.parsed(damaged) == (KEYS[3], Fact(3, 2, 9))
 
 
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: Path, one_file: Path) -> None:
@@ -403,18 +420,20 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(tmp_path: Path) -> None:
+def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: the parent's lock, which another thread held at the moment of the fork; and the parent's file."""
     one = marks(tmp_path)
     one.add(0, 0, 10, every_pass=True)
-    asked, done = threading.Event(), threading.Event()
+    asked, done, listdir = threading.Event(), threading.Event(), os.listdir
 
-    def hold() -> None:
-        with one._locked():
+    def listed(folder: str) -> list[str]:
+        if threading.current_thread() is holder:
             asked.set()
             done.wait()
+        return listdir(folder)
 
-    holder = threading.Thread(target=hold)
+    monkeypatch.setattr(os, "listdir", listed)
+    holder = threading.Thread(target=one.refresh)
     holder.start()
     asked.wait()
 

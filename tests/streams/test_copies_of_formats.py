@@ -35,14 +35,14 @@ FILES = 6
 def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files that were fetched, or opened where they are; ``memory://`` is empty before and after."""
     asked: list[str] = []
-    real = memory.MemoryFileSystem._open
+    real = memory.MemoryFileSystem.open
 
-    def watched(self: Any, path: str, *rest: Any, **words: Any) -> Any:
-        if (rest or [words.get("mode")])[0] == "rb":
+    def watched(self: Any, path: str, mode: str = "rb", *rest: Any, **words: Any) -> Any:
+        if mode == "rb":
             asked.append(path.rpartition("/")[2])
-        return real(self, path, *rest, **words)
+        return real(self, path, mode, *rest, **words)
 
-    monkeypatch.setattr(memory.MemoryFileSystem, "_open", watched)  # fetching a file opens it, too
+    monkeypatch.setattr(memory.MemoryFileSystem, "open", watched)  # fetching a file opens it, too
     yield asked
     memory.MemoryFileSystem.store.clear()
 

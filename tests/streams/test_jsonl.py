@@ -118,7 +118,7 @@ def test_a_long_line_is_scanned_once(tmp_path, monkeypatch):
     with open(path, "rb") as file:
         tracemalloc.start()
         try:
-            assert module._offsets(file, str(path)).tolist() == [0, 2**20 + 2**22 + 1, 2**20 + 2**22 + 2]
+            assert module.FORMAT.offsets(file, str(path)).tolist() == [0, 2**20 + 2**22 + 1, 2**20 + 2**22 + 2]
             assert tracemalloc.get_traced_memory()[1] < 2**18
         finally:
             tracemalloc.stop()

@@ -54,7 +54,7 @@ def content(number: int) -> bytes:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     made = Store()
-    real = memory.MemoryFileSystem._open
+    real = memory.MemoryFileSystem.open
 
     def watched(self: Any, path: str, mode: str = "rb", *rest: Any, **words: Any) -> Any:
         if mode == "rb":
@@ -62,7 +62,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
             assert made.is_open.wait(60)
         return real(self, path, mode, *rest, **words)
 
-    monkeypatch.setattr(memory.MemoryFileSystem, "_open", watched)  # fetching a file opens it, too
+    monkeypatch.setattr(memory.MemoryFileSystem, "open", watched)  # fetching a file opens it, too
     yield made
     made.is_open.set()
     memory.MemoryFileSystem.store.clear()
@@ -163,7 +163,7 @@ def test_the_next_shard_of_each_lane_is_fetched_while_the_present_one_is_read(ho
         assert [batch.tolist() for batch in loader] == found
 
 
-def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> None:
+def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it stays, and what is read later is right. Seen to fail: the thread fetches on."""
     data = formats.jsonl(store.paths(12), counts=[RECORDS] * 12, lanes=1, cache_dir=tmp_path, max_cache_size="1MB", ahead=3)
     data.order(shuffle=False, seed=0)
@@ -174,11 +174,16 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
     reading.start()
     until(lambda: len(store.asked) == 5)
     reading.join()
-    closing_ = threading.Thread(target=data.close)
-    closing_.start()
-    until(lambda: data._open.schedule._errands._stopped.is_set())  # type: ignore[union-attr]
-    store.is_open.set()
-    closing_.join()
+    real = threading.Thread.join
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "penstock-ahead":
+            store.is_open.set()
+        real(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", join)
+    data.close()
+    monkeypatch.undo()
     assert sorted(store.asked) == [0, 1, 2, 3, 4]
     assert len({*tmp_path.glob("*.jsonl")}) == 4
     assert not {*tmp_path.glob("*.part")}

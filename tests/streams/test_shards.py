@@ -218,10 +218,9 @@ class TestReadingForward:
     @pytest.mark.parametrize("words", [{}, {"lanes": 2}, {"lanes": 7}, {"lanes": 2, "window": 30}], ids=str)
     def test_an_epoch_reads_each_record_once_but_for_the_borders_of_lanes(self, files, words):
         """A lane that begins inside a shard skips what lies before; nothing else is read twice."""
-        dataset = shards(files, **words)
+        opener = Lines()
         lanes = words.get("lanes", 1)
-        read(dataset, shuffle=True)
-        opener = dataset._open._arguments[1]
+        read(Shards(files, opener, counts=COUNTS, **words), shuffle=True)
         assert opener.opened <= 6 + lanes
         assert opener.read <= 88 + 40 * (lanes - 1)
         assert words or opener.read == 88
@@ -241,9 +240,9 @@ class TestReadingForward:
         assert count.read == 40
 
     def test_a_seek_skips(self, files):
-        dataset = shards(files, "seeking")
+        opener = Seeking()
+        dataset = Shards(files, opener, counts=COUNTS)
         assert dataset.__getitems__([30, 31, 46]) == [30, 31, 46]
-        opener = dataset._open._arguments[1]
         assert opener.opened == 1
         dataset.close()
 
@@ -321,7 +320,7 @@ class TestOpenFiles:
         for path in paths:
             path.write_text("1\n" * 4)
         dataset = Shards([str(path) for path in paths], OPEN[kind](), counts=[4] * 150)
-        bound = 64 if kind == "indexed" else dataset._open._most_readers
+        bound = 64 if kind == "indexed" else dataset.details()["lanes"] + 4
         seen = 0
         with Loader.from_dataset(dataset, batch_size=7, shuffle=True) as loader:
             for _ in loader:

@@ -8,9 +8,11 @@ import os
 import random
 import signal
 from itertools import islice
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from by_worker import OwnIterator, Restarting, Saved, stream
 from global_draws import draw, generators
 from hypothesis import HealthCheck, given, settings
@@ -65,6 +67,32 @@ def resumed(build, at, after):
         return before + list(islice(loader, after))
 
 
+class Example(NamedTuple):
+    x: torch.Tensor
+    tags: set[str]
+    name: str
+    twin: str
+
+
+class Examples(Saved):
+    """Items of a class of the user's, which hold what its pickle would not show as it is."""
+
+    def __iter__(self):
+        for record, worker in super().__iter__():
+            name = f"record {record}"
+            yield Example(torch.tensor([record, worker]), {name, "a", "b"}, name, name)
+
+
+@pytest.mark.parametrize("way", [endless, in_epochs])
+def test_items_of_a_class_are_known_by_their_content(tmp_path, said, way):
+    """Seen to fail with a plain pickle of each item, which has the addresses of its tensors."""
+    read = tmp_path / "read"
+    found = resumed(lambda: way(Examples(LENGTHS, read), tmp_path / "marks", collate_fn=None), 500, 20)
+    assert [tuple(example.x.tolist()) for example in found] == list(islice(stream(LENGTHS, LANES), 520))
+    assert len(read.read_text().splitlines()) < 500 + 20 + 8 + 100
+    assert said() == []
+
+
 @pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
 @pytest.mark.parametrize("way", [endless, in_epochs])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -77,6 +105,7 @@ def test_a_resume_reads_few_items_again(tmp_path, said, kind, way, workers):
     assert said() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
 def test_a_resume_at_every_item(tmp_path, said, kind):
     """Seen to fail: a share that began behind its first items compared its next ones with those of the trial, and said that they were others."""
@@ -201,7 +230,7 @@ class Live(Saved):
 
 @pytest.mark.parametrize("way", [endless, in_epochs])
 def test_a_state_that_changes_later_is_kept_as_it_was(tmp_path, said, way):
-    """Seen to fail with marks that are encoded only when they are written."""
+    """For it is made JSON at once."""
     with way(Live(LENGTHS), tmp_path / "none") as loader:
         whole = list(islice(loader, 130))
     assert resumed(lambda: way(Live(LENGTHS), tmp_path / "marks"), 100, 30) == whole
@@ -280,6 +309,7 @@ def test_whatever_becomes_of_the_marks(tmp_path_factory):
     law()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Saved, OwnIterator])
 def test_a_killed_worker_s_share_is_read_from_its_last_state(tmp_path, kind):
     """A folder is not needed. Seen to fail with states in memory."""

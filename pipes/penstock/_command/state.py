@@ -67,11 +67,17 @@ def _where(settings: dict[str, Any], at: dict[str, Any]) -> str:
 
 
 def _needs(settings: dict[str, Any]) -> str:
-    names = [name for name in ("order", "source", "dataset_length", "seed", "sample_seed") if name in settings]
+    names = [
+        name
+        for name in ("order", "source", "lanes", "batch_size", "drop_last", "dataset_length", "seed", "sample_seed")
+        if name in settings
+    ]
     return f"It needs a loader with the same settings: {', '.join(f'{name}={_said(settings[name])}' for name in names) or 'those below'}."
 
 
 def _ranks(at: dict[str, Any]) -> str:
+    if "slot" in at:
+        return "It loads on one rank, with any number of workers."
     if "world_size" not in at:
         return "It loads on any number of ranks, with any number of workers and any batch size."
     ranks = f"{_said(at['world_size'])} ranks"

@@ -108,6 +108,12 @@ class Mix(Shown, ConcatDataset[Any]):
                 loading.leave_source(outer)
         return sample if self.tag is None else self._tagged(sample, name)
 
+    def where(self, index: int) -> str:
+        """See `DatasetLike`."""
+        number, at = self._place_in_stream(index) if self._streams else self._place(index)
+        tell = getattr(self.datasets[number], "where", None)
+        return f"{self.names[number]}, {f'index {at}' if tell is None else tell(at)}"
+
     @property
     def sets_worker_info(self) -> bool:
         """See `DatasetLike`."""

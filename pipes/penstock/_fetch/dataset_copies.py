@@ -1,4 +1,4 @@
-"""DatasetCopies: copies of a dataset within one process, each with a position of its own."""
+"""DatasetCopies: copies of a dataset within one process, each with a distinct position."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class DatasetCopies(EndOfWalk):
     Copies share functions, classes, and arrays and tensors over 64 KB: one copy of a 10 GB array per lane would not fit, and of a memory map it would be read
     whole. A shared array cannot be written to, because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
 
+    Attributes:
+        attributes: Its plain ones, as they are in a new copy.
+
     Args:
         dataset: Anything that pickle can copy. Its functions may be local ones.
     """
@@ -34,6 +37,7 @@ class DatasetCopies(EndOfWalk):
         self.dataset = dataset
         self._pickled: tuple[bytes, list[Any]] | None = None
         self._versions: list[tuple[Any, int]] = []
+        self.attributes: dict[str, Any] = {}
 
     def __call__(self) -> Any:
         """Another copy.
@@ -42,16 +46,24 @@ class DatasetCopies(EndOfWalk):
             GraphError: It cannot be copied.
         """
         if self._pickled is None:
-            self._pickled = self._as_it_is()
+            self._pickled, self.attributes = self._as_it_is(), plain(self.dataset)
             self._versions = [(one, one._version) for one in self._pickled[1] if isinstance(one, torch.Tensor)]
         return _Unpickler(*self._pickled).load()
+
+    def forget(self) -> None:
+        """Copy the dataset as it is at the next call."""
+        self._pickled = None
+
+    def are_old(self) -> bool:
+        """Whether the dataset's own attributes have changed since the first copy."""
+        return self._pickled is not None and self.attributes != plain(self.dataset)
 
     def changed(self) -> bool:
         """Whether a shared tensor was changed in place."""
         return any(tensor._version != version for tensor, version in self._versions)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "_pickled": None, "_versions": []}
+        return {"dataset": self.dataset, "_pickled": None, "_versions": [], "attributes": {}}
 
     def _as_it_is(self) -> tuple[bytes, list[Any]]:
         file = io.BytesIO()
@@ -90,3 +102,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, number: Any) -> Any:
         return self._shared[number]
+
+
+def plain(dataset: Any) -> dict[str, Any]:
+    """The attributes by which an object may make its next pass another one."""
+    return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if isinstance(value, int | float | str | None)}

@@ -81,6 +81,10 @@ class DatasetLike(Protocol):
             seed: Seeds everything random.
         """
 
+    def where(self, index: Any) -> str:
+        """Where the sample comes from, for people: a file and the record in it, a source of a mix."""
+        ...
+
     def read_by_all(self) -> None:
         """Called by a loader that does not follow `order`: then no lane belongs to a single worker."""
 

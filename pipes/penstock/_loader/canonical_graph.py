@@ -98,8 +98,8 @@ class FromDataset(DataLoaderWords):
         ``num_workers``, ``collate_fn``, ``pin_memory`` and ``drop_last`` as read-only attributes.
 
         DataLoader arguments:
-            dataset: A map-style dataset, an ``IterableDataset``, or a finite torchdata node. The last two are read in this process, and
-                need ``split`` on several ranks.
+            dataset: A map-style dataset, an ``IterableDataset``, or a finite torchdata node. Without ``lanes``, the last two are
+                read in this process, and need ``split`` on several ranks.
             batch_size: Samples per batch on this rank; None disables batching.
             shuffle: Reshuffle every epoch. The order is a pure function of (``seed``, epoch).
             sampler: Yields indices. From a ``DistributedSampler`` the loader takes seed, shuffle and drop_last, and shards by itself.
@@ -137,7 +137,8 @@ class FromDataset(DataLoaderWords):
                 itself); see `IterableSource`.
             lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches that so many workers of a ``DataLoader`` would make,
                 read by ``num_workers`` processes, and resumed with any number of them. On one rank; for several, and for a stream without epochs, see `Stream`.
-            bookmarks: With ``lanes``, a folder that keeps states of the dataset from run to run, so that a resume need not read the epoch again up to its position.
+            bookmarks: With ``lanes``, a folder that keeps states of the dataset from run to run, so that a resume need not read the epoch again up to its position. A state that
+                does not lead to the items that came is not used.
             tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
                 `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or a `Stream`. No effect with ``split="own"``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.fetch import Fetch
 from penstock._nodes.slot_source import SlotSource
 from penstock._streams.share_batches import ShareBatches
@@ -13,7 +14,6 @@ from penstock._streams.worker_shares import WorkerShares
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock._fetch.dataset_facts import DatasetFacts
     from penstock._loader.together import Shares
 
 
@@ -58,7 +58,9 @@ def in_lanes(
     of = WorkerShares(facts.dataset, lanes, endless=False, folder=folder, seed_global_rngs=seed_global_rngs)
     batches = ShareBatches(of, shares.batch_size, shares.drop_last, collate_fn, transform, seed)
     source = SlotSource(facts, of.lanes, batches.size, shares.drop_last, seed)
-    return source, shares._replace(batch_size=None, tail=shares.tail or "drop"), Fetch(batches, _as_it_is)
+    of_batches = DatasetFacts(batches)
+    of_batches.name = of.name  # for messages
+    return source, shares._replace(batch_size=None, tail=shares.tail or "drop"), Fetch(of_batches, _as_it_is)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -63,12 +63,25 @@ _lengths: dict[str, set[int | None]] = {}  # of the sources of all loaders with 
 
 def dealt_twice(first: FirstNode[Any]) -> str:
     """Why ranks may get different items from ``first``, and what to do."""
-    name = type(source_of(first)).__name__
+    name = _name_of(first)
+    if name == _STREAM:
+        return (
+            "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded alike on every rank. Let it yield the same "
+            "items on every rank: the loader deals them."
+        )
     return (
         f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', or build it for a single rank "
         f"(num_replicas=1, world_size=1, …), so that it yields everything. Or it is not seeded alike on every rank: give it the same seed everywhere, or no "
         f"private generator, so that the loader seeds it."
     )
+
+
+def _name_of(first: FirstNode[Any]) -> str:
+    source = source_of(first)
+    return _STREAM if source is first else type(source).__name__
+
+
+_STREAM: Final = "A Stream"
 
 
 @final
@@ -146,7 +159,7 @@ class RankNotes:
     def _raise(self) -> None:
         if self._clerk is not None and self._clerk.fault is not None:
             fault, self._clerk.fault = self._clerk.fault, None
-            name, (one, other) = type(source_of(self._positions.first)).__name__, fault["ranks"]
+            name, (one, other) = _name_of(self._positions.first), fault["ranks"]
             raise StateMismatch(
                 f"{name} yields other items on rank {other} than on rank {one} in epoch {fault['epoch']}, so the ranks do not load parts of one sequence. "
                 + dealt_twice(self._positions.first)

@@ -87,7 +87,8 @@ class Executor:
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
         self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
-        if self._threaded and isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info:
+        self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None  # of the user's dataset
+        if self._threaded and isinstance(map_fn, Fetch) and self._copies is not None:
             raise ValueError(
                 f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, but torch has one worker info per process, so threads "
                 f'could not read at the same time, and your loop would see it. Use method="process", or num_workers=0.'
@@ -146,6 +147,7 @@ class Executor:
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
         self._stale = True
+        self._close_data()
 
     def interrupt(self) -> None:
         """Make a `wait` in another thread raise `ClosedError`, until the next `start`."""
@@ -157,9 +159,11 @@ class Executor:
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
-        data: Any = getattr(self._work, "dataset", None)
-        if getattr(data, "sets_worker_info", False) is True and hasattr(data, "close"):
-            data.close()  # it holds copies of the user's dataset
+        self._close_data()
+
+    def _close_data(self) -> None:
+        if callable(close := getattr(self._copies, "close", None)):
+            close()
 
     def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers

@@ -285,13 +285,13 @@ class IterableSource(FirstNode[Indices]):
             yield
         finally:
             sys.setprofile(None)
-        if asked and first_time("lanes", type(self.iterable)):
-            log.log(
-                logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
-                "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it in parallel, and each rank only its part; but it is read in the "
-                "training process. Pass lanes= to Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
-                type(self.iterable).__name__,
-            )
+            if asked and first_time("lanes", type(self.iterable)):
+                log.log(
+                    logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
+                    "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it in parallel, and each rank only its part; but it is read in the "
+                    "training process. Pass lanes= to Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
+                    type(self.iterable).__name__,
+                )
 
     # Where an epoch begins.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 from torch.utils.data import BatchSampler
 
-from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._errors import GraphError, Once, StateError, StateMismatch
 from penstock._fetch.dataset_facts import length
 from penstock._fetch.first_items import reads_alike
 from penstock._fetch.indices import Indices, pack
@@ -104,7 +104,7 @@ class SamplerWrapper(FirstNode[Any]):
         self._plans: PlanSource[Plan] = PlanSource()
         self._is_sized = True  # false once an epoch had another length than the sampler says
         self._lengths: dict[int, int | None] = {}  # what it says for each of the last epochs that were asked for
-        self._logged = self._warned = False
+        self._once = Once()
         self._begun = -1  # the epoch that the loop has asked for
         self._changed = False  # the sampler was changed for that epoch
         self._unsure: list[tuple[int, Plan]] = []  # plans that are to be checked when the loop waits; see `EpochPlanner.is_certain`
@@ -143,8 +143,7 @@ class SamplerWrapper(FirstNode[Any]):
         if not self._changed and all(planner.is_certain(at, plan) for at, plan in unsure):
             return True
         self._planner, self._made, self._lengths = None, (), {}
-        if self._changed and held is not None and held[2] is planner and held[0] >= epoch and not self._warned:
-            self._warned = True
+        if self._changed and held is not None and held[2] is planner and held[0] >= epoch and self._once("changed"):
             log.warning(
                 "%s was changed after batches of epoch %d had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an epoch, "
                 "pass plan_ahead=False.",
@@ -322,8 +321,7 @@ class SamplerWrapper(FirstNode[Any]):
         self._held = epoch, plan, planner
         self._made = (*self._made[1 - _MADE :], (epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
         self._compare_length(epoch, plan)
-        if plan.more and not self._logged:
-            self._logged = True
+        if plan.more and self._once("has not ended"):
             log.warning(
                 f"{type(self.sampler).__name__} has not ended after {plan.end} items, so it is read in blocks while it is used. "
                 f"The number of items in an epoch stays unknown, and a resume reads the indices again from the epoch's start, but no sample."

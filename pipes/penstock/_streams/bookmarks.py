@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from penstock._errors import StateMismatch
+from penstock._errors import Once, StateMismatch
 from penstock._files.own_files import open_own, refusal
 from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
 from penstock._streams.shard_keys import ShardKeys
@@ -100,7 +100,7 @@ class Bookmarks:
         self._unsettled: dict[int, list[tuple[str, Fact]]] = {}  # of other shards: what was read, with the content key it applies to
         self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read yet
         self._writes = self._folder is not None
-        self._warned: set[str] = set()
+        self._once = Once()
         if self._is_named:
             self._check_folder()
         self._start()
@@ -143,7 +143,7 @@ class Bookmarks:
         """
         fact = Fact(int(shard), None if every_pass and not cut else int(pass_), int(outputs), cut)
         if cut:
-            self._warned.add(f"cut {shard}")  # the lane that found this has already logged it
+            self._once(f"cut {shard}")  # the lane that found this has already logged it
         self._settle(fact.shard, self._keys[fact.shard])
         with self._locked():
             news = self._add(fact)
@@ -303,8 +303,7 @@ class Bookmarks:
         )
 
     def _warn_once(self, what: str, text: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+        if self._once(what):
             _logger.warning("%s", text)
 
     def _report(self, *contradictions: Contradiction) -> None:

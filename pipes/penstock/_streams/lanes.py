@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.held import EndOfWalk
 from penstock._streams.open_shards import most_files
 from penstock._streams.progress import LINE_S, Progress
 from penstock._workers.lifetime import Closing
@@ -40,7 +41,7 @@ MOST_KEPT: Final = 4096
 
 
 @final
-class Lanes:
+class Lanes(EndOfWalk):
     """The lanes that one process reads.
 
     Guarantees: Any number of threads may read, and two of them wait for each other only at the same lane. A process uses only what it opened itself: after a fork

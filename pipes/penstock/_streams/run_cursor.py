@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._fetch.held import EndOfWalk
 from penstock._fetch.sample import Cursor, Sample, current
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sample_rng import epoch_word
@@ -73,7 +74,7 @@ class RecordId:
 
 
 @final
-class RunCursor(Cursor):
+class RunCursor(Cursor, EndOfWalk):
     """Points to the record that the steps of a run are working on.
 
     Attributes:

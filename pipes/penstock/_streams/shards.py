@@ -112,6 +112,11 @@ class Shards(Sharded):
         shard = int(np.searchsorted(self._ends, place, side="right"))
         return self._transformed(self._open.read(shard, [place - int(self._starts[shard])])[0])
 
+    def where(self, index: int) -> str:
+        """See `DatasetLike`."""
+        shard = int(np.searchsorted(self._ends, index, side="right"))
+        return f"{self._name} {self.shards[shard]}, record {index - int(self._starts[shard])}"
+
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records at several indices. Each shard is read once, front to back. None if there is a transform."""
         places = np.array(indices, np.int64).reshape(-1)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import SourceError, is_own_error
 from penstock._fetch.fetch import Fetch
+from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
-from penstock._streams.share_reader import LaneInfo, Share, seen_as
+from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing
 
 if TYPE_CHECKING:
@@ -85,10 +86,11 @@ class ShareBatches:
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
+        self.shares.copies.forget()
 
 
 @final
-class _Lane:
+class _Lane(EndOfWalk):
     """One worker's share of an epoch, batch after batch."""
 
     # Whenever it is not being read: `_run` yields item `_at` of epoch `_epoch` next, or is None.
@@ -101,7 +103,7 @@ class _Lane:
         self._at = 0
         self._batches: int | None = None  # in this epoch, once known
         self._failed: tuple[int, Exception] | None = None  # the batch in this epoch that could not be read
-        self.info = LaneInfo(Share(0, worker, of.forward_lanes, 0), of.shares.dataset)
+        self.info = LaneInfo(worker, of.forward_lanes, 0, of.shares.dataset)
 
     def batch(self, epoch: int, number: int, transform: Callable[[Any], Any] | None) -> list[Any] | None:
         """The samples of a batch; None if the share has fewer.

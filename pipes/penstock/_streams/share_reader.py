@@ -9,20 +9,16 @@ nothing is only watched after a while. If it draws nevertheless, the share is re
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
-
-from torch.utils.data._utils import worker as torch_worker
 
 from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.held import EndOfWalk
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._streams.share_states import checksum_of_item
+from penstock._workers.lane_info import LaneInfo, next_as, seen_as
 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_copies import DatasetCopies
@@ -39,46 +35,6 @@ class Share(NamedTuple):
     worker: int
     lanes: int
     seed: int
-
-
-class LaneInfo(torch_worker.WorkerInfo, EndOfWalk):
-    """What ``get_worker_info`` returns to a copy. Notes whether it was asked for what tells workers apart."""
-
-    asked = False
-
-    def __init__(self, share: Share, dataset: Any) -> None:
-        super().__init__(id=share.worker, num_workers=share.lanes, seed=share.seed >> 1, dataset=dataset)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("id", "seed"):
-            object.__setattr__(self, "asked", True)
-        return super().__getattribute__(name)
-
-
-_one_at_a_time = threading.RLock()
-
-
-def _forked() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()  # another thread of the parent may have held it
-    if type(torch_worker._worker_info) is LaneInfo:
-        torch_worker._worker_info = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-@contextlib.contextmanager
-def seen_as(info: LaneInfo) -> Iterator[None]:
-    """In this context ``get_worker_info`` returns ``info``."""
-    with _one_at_a_time:
-        before = torch_worker._worker_info
-        try:
-            torch_worker._worker_info = info
-            yield
-        finally:
-            torch_worker._worker_info = before
 
 
 @final
@@ -105,7 +61,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
 
     def _open(self) -> None:
         self.data = self._copies()
-        self._info = LaneInfo(self._share, self.data)
+        self._info = LaneInfo(self._share.worker, self._share.lanes, self._share.seed, self.data)
         self._iterator: Any = None
 
     def __next__(self) -> Any:
@@ -166,15 +122,10 @@ class ShareReader(Iterator[Any], EndOfWalk):
                 close()
 
     def _next(self) -> Any:
-        with _one_at_a_time:  # `seen_as`, inlined
-            before = torch_worker._worker_info
-            try:
-                torch_worker._worker_info = self._info
-                if self._iterator is None:
-                    self._begin()
-                return next(self._iterator)
-            finally:
-                torch_worker._worker_info = before
+        if self._iterator is None:
+            with seen_as(self._info):
+                self._begin()
+        return next_as(self._info, self._iterator)
 
     def _begin(self, state: Any = None) -> None:
         if callable(tell := getattr(self.data, "set_epoch", None)):

@@ -1,7 +1,8 @@
 """ShareStates: states of a dataset that is read forward, as facts that can be checked. They save time when a share is read again, and nothing else.
 
 A mark says: after n items of a share, the dataset was in this state, and the items with these checksums came next. So a state that leaves something out (a shuffle
-buffer, a half-filled pack) can never lead to other items: it is found false when it is used, and the share is read from its beginning.
+buffer, a half-filled pack) is found false when it is used, and the share is read from its beginning. What shows only behind these items is not found, such as
+a generator of the dataset that is not in the state and draws once per file.
 
 A worker's marks are one small file, replaced as a whole by whichever process reads the worker. The last writer wins, and what is lost costs only time.
 """
@@ -9,12 +10,15 @@ A worker's marks are one small file, replaced as a whole by whichever process re
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
 import pickle
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, final
+
+import torch
 
 from penstock._errors import StateError, is_own_error
 from penstock._fetch.encoding import encoded
@@ -88,12 +92,23 @@ def checksum_of_item(item: Any) -> str:
     try:
         return _sum(json.dumps(encoded(item, "item")).encode())
     except StateError:  # a picture, a class of the user's
+        pickler = _ByContent(file := io.BytesIO())
+        pickler.fast = True  # an object that occurs twice is written twice, as are equal ones
         try:
-            return _sum(pickle.dumps(item))
+            pickler.dump(item)
         except Exception as exc:
             if not is_own_error(exc):
                 raise
             return type(item).__qualname__  # it says little, as do equal items
+        return _sum(file.getvalue())
+
+
+class _ByContent(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        """What stands for a tensor, whose own pickle has its address in memory, and for a set, which has another order in each process."""
+        if isinstance(obj, torch.Tensor):
+            obj = obj.as_subclass(torch.Tensor)
+        return json.dumps(encoded(obj, "item")) if isinstance(obj, torch.Tensor | set | frozenset) else None
 
 
 def _least_useful(marks: list[Mark]) -> int:

@@ -8,6 +8,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, cast, final
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from penstock._arguments import shortened, whole_number
 from penstock._fetch.error_policy import mark_of_stream
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     import numpy.typing as npt
-    from torch.utils.data import IterableDataset
 
     from penstock._random.order import Order
     from penstock._random.orders import PlainOrder
@@ -51,8 +51,8 @@ class Stream(Sharded):
     `DataLoader` would yield: in pass p, lane k reads worker ``(k + p) mod lanes``, from a fresh copy of the dataset that was told the pass by its ``set_epoch(p)``, if it has
     one. So the items of the first pass, until the first worker has no more, are those of ``DataLoader(dataset, num_workers=lanes, batch_size=None)``, with any number of real
     workers and ranks. Each item is read with the global generators seeded by (seed, pass, worker, number). If the dataset, or its iterator, has ``state_dict`` and
-    ``load_state_dict``, a resume need not read the pass again up to its position: such a state is kept together with checksums of the items that came next, and used only if it
-    leads to them. With ``steps``, which hold records of their own, states are not used.
+    ``load_state_dict``, a resume need not read the pass again up to its position: in the folder ``bookmarks``, such a state is kept together with checksums of the items that came next, and used only if it
+    leads to them. With ``steps``, which hold records, states are not used.
 
     Each of the ``lanes`` reads whole shards, one after another, pass after pass, and the lanes yield items in turn; see `InterleavedOrder`. Every record appears
     once per pass. The boundary between two passes depends on the lengths, so an epoch is a fixed number of items and continues where the previous epoch
@@ -74,8 +74,9 @@ class Stream(Sharded):
         settings: JSON that must match when a state is loaded, in addition to the steps.
         transform: See `Shards`. It comes after the steps.
         bookmarks: A folder that records how many outputs each shard had; True: a folder in the user's cache, unless the shards are numbers, which do not
-            identify their contents; False: none. For an ``IterableDataset``, the folder keeps its states as well, and without one they last as long as the stream. Ranks on several machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints.
-            Bookmarks affect only how long a resume takes.
+            identify their contents; False: none. For an ``IterableDataset``, only a folder lasts
+            longer than the stream: it keeps the lengths of the shares, and states of the dataset. Without one, a resume reads all passes again. Ranks on several
+            machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints. Bookmarks affect only how long a resume takes.
         retries: How many times in a row to reopen a shard after an ``OSError``, with growing pauses.
         on_error: ``"skip"`` skips records that cannot be read, and the rest of a shard from its first error on (all of it, if it is missing), with a warning.
         **files: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``ahead``: see `Shards`.
@@ -112,8 +113,8 @@ class Stream(Sharded):
         **files: Unpack[FileOptions],
     ) -> None:
         self._shares: WorkerShares | None = None
-        if open is None:
-            self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"most_lanes": most_lanes, **files})
+        if open is None or isinstance(shards, IterableDataset):
+            self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"open": open, "most_lanes": most_lanes, **files})
             shards, open, settings = shares.lanes, shares.run, {"dataset": shares.name, **(settings or {})}
         super().__init__(cast("Any", shards), open, name, settings, transform, files)
         if callable(steps):
@@ -219,6 +220,8 @@ class Stream(Sharded):
     def close(self) -> None:
         for lanes in self._read_by.values():
             lanes.close()
+        if self._shares is not None:
+            self._shares.copies.forget()
         if self._schedule is not None:
             self._schedule.close()
 

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, is_own_error
-from penstock._fetch.dataset_copies import DatasetCopies
+from penstock._fetch.dataset_copies import DatasetCopies, plain
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.error_policy import annotate
@@ -103,6 +103,11 @@ class WorkerShares:
         if self.states is None and not steps:  # a step may hold records, which no state of the dataset has
             self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
         self._try(seed)
+        if self.copies.are_old() and not callable(getattr(self.dataset, "set_epoch", None)):
+            self.warn_once(
+                "changed",
+                f"{self.name} was changed after its first copy was made, and lanes read copies of what it was then. After a change, call loader.refresh(); or change it in set_epoch.",
+            )
         records = ShareRecords(self, self._share(pass_, worker, seed), retries, closing)
         run = ShardRun(records, steps, seed=seed, pass_=pass_, shard=worker, given=worker)
         run.differs_by_pass()
@@ -142,11 +147,11 @@ class WorkerShares:
         Raises:
             GraphError: The dataset does not split itself.
         """
-        if self.lanes > 1 and not reader.asked and not self.seeding.drew:
-            raise GraphError(
-                f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items. Split them in "
-                f"its __iter__:\n{SPLIT}\nor pass lanes=1."
-            )
+        if self.lanes > 1 and not reader.asked:
+            never = f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items"
+            if not self.seeding.drew:
+                raise GraphError(f"{never}. Split them in its __iter__:\n{SPLIT}\nor pass lanes=1.")
+            self.warn_once("never asks", f"{never}, unless it draws with replacement. To split them, in its __iter__:\n{SPLIT}")
         if share.pass_ > 0 or len({*sums}) < 2:
             return
         if share.worker == 0:
@@ -174,7 +179,7 @@ class WorkerShares:
                 f"{self.name} changed a tensor of more than 64 KB in place while it was read. All lanes of a process share it, so what they yield depends on each other. Copy it "
                 f"in __iter__, before it is changed.",
             )
-        if not callable(getattr(reader.data, "set_epoch", None)) and reader.holder is None and _plain(reader.data) != _plain(self.dataset):
+        if not callable(getattr(reader.data, "set_epoch", None)) and reader.holder is None and plain(reader.data) != self.copies.attributes:
             self.warn_once(
                 "passes alike",
                 f"{self.name} changes its own attributes while it is read, perhaps so that its passes differ. Each pass reads a fresh copy, so they are all alike. Give it a "
@@ -187,15 +192,15 @@ class WorkerShares:
     def _try(self, seed: int) -> None:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
         if self._run.first("trying"):
-            reader, first = self.reader(self._share(0, 0, seed)), FirstItems()
+            first, run = FirstItems(), ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
             try:
-                items = list(islice(reader, MOST))
+                items = list(islice(run, MOST))
             except Exception as exc:
                 if not is_own_error(exc):
                     raise
                 return  # whoever reads this item will see it
             finally:
-                reader.close()
+                run.close()
             first.add(items, ended=True)
             self._run.first("trial", json.dumps(first.marks))
             self._compare([*map(checksum_of_item, items[:CHECKED])])
@@ -346,11 +351,6 @@ def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, ot
     return WorkerShares(
         dataset, lanes, endless=True, settings=settings, folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks)
     )
-
-
-def _plain(data: Any) -> dict[str, Any]:
-    """What a pass may change to make the next one differ."""
-    return {name: value for name, value in getattr(data, "__dict__", {}).items() if isinstance(value, int | float | str | None)}
 
 
 _END: Final = object()

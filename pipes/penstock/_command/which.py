@@ -1,0 +1,71 @@
+"""``python -m penstock which``: the samples of some steps, as the loader that a function builds would deliver them. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, TextIO
+
+from penstock._command.target import TargetError, built
+from penstock._errors import PenstockError
+from penstock._loader.address import Address
+from penstock._loader.loader import Loader
+from penstock._nodes.index_node import IndexNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state: str | None, out: TextIO, err: TextIO) -> int:
+    """Print one line of JSON for each sample of the steps.
+
+    Args:
+        target: Names a function that returns a `Loader`.
+        steps: The first one and the one after the last, counted from the first batch of training, from 0.
+        rank: Whose steps; the loader finds it where ``torchrun`` leaves it.
+        world_size: Number of ranks.
+        state: A JSON file with a state of that loader, which is checked.
+        out: Stream for the output.
+        err: Stream for errors.
+
+    Returns:
+        The exit code.
+    """
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    try:
+        loader = built(target)
+        if not isinstance(loader, Loader):
+            raise TargetError(f"{target} returns a {type(loader).__name__}, but only a penstock.Loader knows which samples are in a step.")
+        if state is not None:
+            with open(state) as file:
+                loader.load_state_dict(json.load(file))
+        dataset: Any = loader.dataset if loader._words is not None else None
+        for step, address in _addresses(loader, *steps):
+            indices = address.indices if isinstance(address.indices, list) else [address.indices]
+            for position, index in zip(address.positions.tolist(), indices, strict=len(indices) == len(address.positions)):
+                found: dict[str, Any] = {"step": step, "epoch": address.epoch, "position": position, "index": index}
+                if (tell := getattr(dataset, "where", None)) is not None and isinstance(index, int):
+                    found["where"] = tell(index)
+                print(json.dumps(found, default=str), file=out)
+    except (TargetError, PenstockError, OSError, ValueError) as exc:
+        print(f"penstock which: {exc}", file=err)
+        return 1
+    return 0
+
+
+def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int, Address]]:
+    node: Any = next(node for node in loader.root.chain() if isinstance(node, IndexNode))
+    place, step = node.seek(node.start(0)), 0
+    while step < end:
+        left = node.left(place)
+        many = end - step if left is None else min(end - step, left)
+        many = min(many, begin - step) if step < begin else many
+        items, place = node.read(place, many)
+        for number, item in enumerate(items, step):
+            if number >= begin:
+                yield number, Address.of(item, with_indices=True)
+        step += len(items)
+        if len(items) < many or node.left(place) == 0:
+            _, place = node.over(place)
+            if not len(items) and step == 0:
+                raise ValueError("an epoch has no batch on this rank.")
