@@ -9,13 +9,17 @@ import random
 import signal
 import threading
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
 import penstock
 from penstock import Address, ClosedError, GraphError, Ledger, Loader, Packs, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 class Data(Dataset[Any]):
@@ -334,6 +338,72 @@ def test_an_event_loop_loses_nothing_to_cancellations() -> None:
         return served
 
     assert [(at.epoch, at.position) for at in asyncio.run(main())] == [divmod(k, 40) for k in range(100)]
+
+
+def test_tasks_that_wait_together_share_what_comes() -> None:
+    """Three tasks iterate over one ledger, and each sample is one task's. Seen to fail: with the future of one call returned to all that wait for it."""
+
+    async def take(ledger: Ledger[Any], served: list[Address]) -> None:
+        async for at, _ in ledger:
+            served.append(at)
+            await asyncio.sleep(0)
+            ledger.done(at)
+            if len(served) >= 40:
+                return
+
+    async def main() -> list[Address]:
+        served: list[Address] = []
+        with build(50) as loader, Ledger(loader, max_open=2, timeout=60) as ledger:
+            await asyncio.gather(*(take(ledger, served) for _ in range(3)))
+        return served
+
+    served = asyncio.run(main())
+    assert len({*served}) == len(served) >= 40
+
+
+def test_what_one_event_loop_left_comes_in_the_next() -> None:
+    """Seen to fail: with a future of the first event loop, which raised in the second, and whose sample was not served."""
+
+    async def left(ledger: Ledger[Any]) -> None:
+        task = asyncio.ensure_future(anext(ledger))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    async def main(ledger: Ledger[Any]) -> list[Address]:
+        return [(await anext(ledger))[0] for _ in range(3)]
+
+    with build(9) as loader, Ledger(loader, timeout=60) as ledger:
+        asyncio.run(left(ledger))
+        assert asyncio.run(main(ledger)) == [Address(0, position) for position in range(3)]
+        state = ledger.state_dict()
+        asyncio.run(left(ledger))
+        ledger.load_state_dict(state)  # what the cancelled call took is after this state
+        assert asyncio.run(main(ledger)) == [Address(0, position) for position in range(3)]
+        assert asyncio.run(main(ledger)) == [Address(0, position) for position in range(3, 6)]
+    with pytest.raises(ClosedError, match="this ledger was closed"):
+        asyncio.run(main(ledger))
+
+
+@pytest.mark.slow
+def test_a_program_ends_while_its_ledger_waits(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """Seen to fail: with a thread that waited for ``max_open``, which the end of the program waited for in turn."""
+    (tmp_path / "program.py").write_text(
+        """
+import asyncio, penstock
+
+async def main():
+    async for _ in ledger:
+        if len(ledger.open) == 2:
+            task = asyncio.ensure_future(anext(ledger))
+            await asyncio.sleep(0.05)
+            return task.cancel()
+
+ledger = penstock.Ledger(penstock.Loader.from_dataset(range(9), batch_size=None, infinite=True), max_open=2, timeout=None)
+asyncio.run(main())
+print("end")
+"""
+    )
+    assert run_program(tmp_path / "program.py").split() == ["end"]
 
 
 class Strike(Exception):

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import threading
 import time
 import zlib
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, final
 
 import numpy as np
@@ -84,7 +87,8 @@ class Ledger(Shown, Generic[T]):
         self._bell = Bell()
         self._users: dict[None, int] = {}  # the thread that uses the loader, if any; an entry is made and removed in one step
         self._iterator: Iterator[T] | None = None
-        self._pending: asyncio.Future[tuple[Address, T]] | None = None  # of an `__anext__`; it survives a cancellation
+        self._thread: ThreadPoolExecutor | None = None  # of `__anext__`
+        self._pending: Future[tuple[Address, T] | None] | None = None  # of an `__anext__`; it survives a cancellation
         # All below is guarded by the lock.
         self._closed = False
         self._retired: set[int] = set()
@@ -117,12 +121,9 @@ class Ledger(Shown, Generic[T]):
             ClosedError: The ledger was closed.
             Exception: Loading it failed. A sample that is to be served again stays where it is; `drop` ends that.
         """
-        self._enter()
-        try:
-            pair = self._served()
-        finally:
-            self._users.clear()
-            self._bell.ring()
+        end = self._end()
+        while (pair := self._attempt(end)) is None:
+            pass
         self._handing = None  # the last step: an interrupt before it has the sample served by the next call
         return pair
 
@@ -130,36 +131,62 @@ class Ledger(Shown, Generic[T]):
         return self
 
     async def __anext__(self) -> tuple[Address, T]:
-        if self._pending is None:
-            self._pending = asyncio.get_running_loop().run_in_executor(None, self.__next__)
-        pending = self._pending
-        try:
-            pair = await asyncio.shield(pending)
-        except asyncio.CancelledError:
-            raise  # the next call returns what its thread takes, even if that has come already
-        except BaseException:
-            self._pending = None
-            raise
-        self._pending = None
-        return pair
-
-    def _enter(self) -> None:
-        """Wait until this thread may use the loader, and there is something to serve."""
-        me, end = threading.get_ident(), None if self._timeout is None else time.monotonic() + self._timeout
+        end = self._end()
         while True:
             with self._lock:
                 self._check_life()
-                may = self._queue or self._handing is not None or len(self._open) < self._max_open
-                if may and self._users.setdefault(None, me) == me:  # it may be this thread's own, left by an interrupt
-                    self._recover()
-                    return
-                if not may and end is not None and time.monotonic() >= end:
-                    at, since = next(iter(self._open.items()))
-                    raise TimeoutError(
-                        f"max_open={self._max_open} are open, and none was settled for {self._timeout:g} s. The oldest is {at}, open for {time.monotonic() - since:.0f} s. Call "
-                        f"done, drop or again for it."
-                    )
+                if self._pending is None:
+                    self._thread = self._thread or ThreadPoolExecutor(1, "penstock-ledger")
+                    self._pending = self._thread.submit(self._attempt_in_thread, end)
+                pending = self._pending
+            with contextlib.suppress(Exception):  # raised below, in the call that has it
+                # A cancellation leaves it to the next call, perhaps in another event loop.
+                await asyncio.shield(asyncio.wrap_future(pending))
+            with self._lock:
+                if self._pending is not pending:  # another task that waited for it has it
+                    continue
+                self._pending = None
+            if (pair := pending.result()) is not None:
+                return pair
+
+    def _end(self) -> float:
+        return inf if self._timeout is None else time.monotonic() + self._timeout
+
+    def _attempt(self, end: float) -> tuple[Address, T] | None:
+        """One look: the next sample, or None if it is not this thread's turn, or ``max_open`` are open.
+
+        Each look is short, so that the end of the program waits for no thread.
+        """
+        if not self._enter(end):
             self._bell.wait(_LOOK_S)
+            return None
+        try:
+            return self._served()
+        finally:
+            self._users.clear()
+            self._bell.ring()
+
+    def _attempt_in_thread(self, end: float) -> tuple[Address, T] | None:
+        pair = self._attempt(end)
+        self._handing = None
+        return pair
+
+    def _enter(self, end: float) -> bool:
+        """Whether this thread may use the loader, and there is something to serve."""
+        me = threading.get_ident()
+        with self._lock:
+            self._check_life()
+            may = self._queue or self._handing is not None or len(self._open) < self._max_open
+            if may and self._users.setdefault(None, me) == me:  # it may be this thread's own, left by an interrupt
+                self._recover()
+                return True
+            if not may and time.monotonic() >= end:
+                at, since = next(iter(self._open.items()))
+                raise TimeoutError(
+                    f"max_open={self._max_open} are open, and none was settled for {self._timeout:g} s. The oldest is {at}, open for {time.monotonic() - since:.0f} s. Call "
+                    f"done, drop or again for it."
+                )
+        return False
 
     def _recover(self) -> None:
         """What an interrupted ``next`` had taken was not returned, so it is served first."""
@@ -327,6 +354,8 @@ class Ledger(Shown, Generic[T]):
             StateMismatch: It is of other data or settings.
         """
         state, opened, retired = _parsed(state_dict)
+        if (pending := self._pending) is not None:
+            wait([pending])  # what it takes is of the position before
         with self._lock:
             self._check_life()
             if self._users.setdefault(None, threading.get_ident()) != threading.get_ident():
@@ -348,6 +377,8 @@ class Ledger(Shown, Generic[T]):
                 self._loader.saved_by = None
             self._closed = True
             self._bell.ring()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self
