@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_worker import Split
 from resumable import Resumable
 from torch.utils.data import DataLoader
 
@@ -302,6 +303,8 @@ def test_the_same_data_gets_other_workers() -> None:
         assert isinstance(next(iter(loader.root.chain())), penstock.nodes.ParallelMapper)
     with with_workers(data, 0, "thread", 4) as loader:
         assert len(loader) == 3
+    with with_workers(penstock.Stream(Split([9, 9]), lanes=2, epoch_size=12), 0, "process", 4) as loader:  # one that cannot be shuffled
+        assert len(list(loader)) == 3
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

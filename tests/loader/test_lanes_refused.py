@@ -461,3 +461,23 @@ def test_what_the_loop_changes_is_read_after_a_refresh(workers, caplog):
 def test_a_dataset_opens_its_own_shards():
     with pytest.raises(TypeError, match="open= is about shards that penstock opens, but Grows opens its own"):
         Stream(Grows(), open, lanes=2, epoch_size=4)
+
+
+def test_a_data_pipe_is_split_by_dataloader_itself():
+    """Seen to fail: each item came once from every lane, with a warning only."""
+    pipe = torch.utils.data.datapipes.iter.IterableWrapper(range(8)).sharding_filter()
+    with pytest.raises(GraphError, match="is a data pipe, which a DataLoader itself splits"):
+        Loader.from_dataset(pipe, lanes=2)
+
+
+def test_without_a_folder_for_notes_each_process_is_alone(monkeypatch):
+    """Seen to fail: building the loader raised a bare FileNotFoundError."""
+
+    def fails(**_):
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.mkdtemp", fails)
+    with Loader.from_dataset(Grows(), batch_size=None, lanes=2, num_workers=2) as loader:
+        assert sorted(loader) == [*range(8)]
+    with Loader.from_dataset(Stream(Grows(), lanes=2, epoch_size=8), batch_size=None) as loader:
+        assert sorted(loader) == [*range(8)]

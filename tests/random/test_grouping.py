@@ -121,3 +121,55 @@ def test_are_frozen():
 
 FROZEN_PACKS = [[0, 3, 6, 21], [1, 14, 15], [2, 7, 20], [4, 23, 36], [5, 28, 29]]
 FROZEN_BUCKETS = [[10, 33, 7, 36], [16, 27, 8], [19, 24], [9, 34], [35, 13, 30]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "settings", "details", "per_item"),
+    [
+        (
+            Packs([3, 0, 12], 5),
+            {"groups": "packs", "capacity": 5, "oversize": "split", "block": 1024, "lengths": "7890c7f9aa062c6a"},
+            {"lengths": 3, "capacity": 5, "oversize": "split"},
+            3,
+        ),
+        (
+            Packs([3, 0, 12], 5, oversize="truncate", block=2**24),
+            {"groups": "packs", "capacity": 5, "oversize": "truncate", "block": 2**24, "lengths": "7890c7f9aa062c6a"},
+            {"lengths": 3, "capacity": 5, "oversize": "truncate"},
+            1,
+        ),
+        (
+            Buckets([3, 0, 12], 12),
+            {"groups": "buckets", "budget": 12.0, "most": None, "alike": 1, "block": 8192, "lengths": "7890c7f9aa062c6a"},
+            {"lengths": 3, "max_padded_size": 12.0, "max_samples": None},
+            1,
+        ),
+        (
+            Buckets([0.5], 0.5, max_samples=1, block=1),
+            {"groups": "buckets", "budget": 0.5, "most": 1, "alike": 1, "block": 1, "lengths": "8037ae1b14e13ccf"},
+            {"lengths": 1, "max_padded_size": 0.5, "max_samples": 1},
+            1,
+        ),
+    ],
+)
+def test_each_says_what_it_is_in_a_state(groups, settings, details, per_item):
+    """Never edit these either. Seen to fail: each of the names and of the defaults."""
+    assert (groups.settings(), groups.details(), groups.groups_per_item) == (settings, details, per_item)
+    assert groups.count is False
+
+
+def test_nothing_and_the_bounds_are_allowed():
+    assert (Packs([], 1).groups_per_item, Packs([0], 1, block=1).block, len(Buckets([], 0.5).lengths)) == (1, 1, 0)
+    assert (Packs([], 1).pad, Packs([], 1, pad=2, count=True).pad, Packs([], 1, pad=2, count=True).count) == (0, 2, True)
+    assert Buckets([], 1, block=2**24, count=True).count is True
+    for kind in (Packs, Buckets):
+        with pytest.raises(ValueError, match="^block=16777217 must be a whole number below 16777217"):
+            kind([], 1, block=2**24 + 1)
+        with pytest.raises(ValueError, match=r"^lengths\[0\] is 281474976710656"):
+            kind([2**48], 2**50)
+        with pytest.raises(
+            ValueError, match="^lengths is a dict, but a mix numbers its sources' samples in the order of their names: pass "
+        ):
+            kind({"a": [1]}, 1)
+    with pytest.raises(ValueError, match="max_padded_size=4611686018427387904 must be"):
+        Buckets([], 2**62)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock._random import orders, permutation
 from penstock._random.orders import LONGEST, ShuffledOrder, TorchOrder, WeightedOrder
-from penstock._random.permutation import SHORT, stable_argsort
+from penstock._random.permutation import SHORT, by_group, stable_argsort
 
 SOUND = 5.0
 SEEDS = st.integers(0, 2**63 - 1)
@@ -102,16 +102,33 @@ class TestTorchOrder:
         assert np.array_equal(whole(order, 3), whole(other, 3))
         assert np.array_equal(whole(order, 2), whole(other, 2))
         assert not order.keeps(3), "one permutation is kept, not more"
+        order.keep(4, plan)
+        assert np.array_equal(whole(order, 4), whole(other, 3)), "the plan was made again"
 
     def test_warns_where_it_gets_expensive(self):
-        with pytest.warns(UserWarning, match="use ShuffledOrder"):
+        with pytest.warns(UserWarning, match="about 0.4 s and 114 MiB on every rank. Unless .* use ShuffledOrder"):
             TorchOrder(10**7 + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             TorchOrder(10**7)
 
+    def test_is_torchs_of_the_sum_of_seed_and_epoch_on_any_default_device(self):
+        """Seen to fail: another sum; a permutation that torch makes where it makes tensors."""
+        expected = torch.randperm(7, generator=torch.Generator().manual_seed(8)).tolist()
+        with torch.device("meta"):
+            order = TorchOrder(7, 5)
+            assert whole(order, 3).tolist() == expected
+
+    @pytest.mark.filterwarnings("ignore:TorchOrder")
+    def test_keeps_four_bytes_for_each_index_or_eight(self, monkeypatch):
+        monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(3))
+        assert [TorchOrder(n).plan(0).dtype for n in (7, 2**31 - 1, 2**31)] == [np.int32, np.int32, np.int64]
+
 
 class TestWeightedOrder:
+    def test_takes_any_numbers_for_weights(self):
+        assert whole(WeightedOrder([0, 2**70], 3)).tolist() == [1, 1, 1]
+
     def test_draws_by_weight(self):
         weights = np.array([0, 1, 2, 0, 3.5, 0.5, 0])
         order = WeightedOrder(weights, 60_000, seed=3)
@@ -136,9 +153,38 @@ class TestWeightedOrder:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 64, 65, 4096])
 def test_random_words_are_sorted_as_argsort_does(n):
-    """Also words that differ in the lowest bits only, or not at all. Seen to fail: without looking for those."""
+    """Also words that differ in the lowest bits only, or not at all. Seen to fail: without looking for those, or only among the smallest."""
     random = np.random.default_rng(n).integers(0, 2**64, n, dtype=np.uint64)
-    for words in (random, random[:1].repeat(n), random & np.uint64(15), (random << np.uint64(60)) | (random >> np.uint64(62))):
+    alike = random & np.uint64(15)
+    but_one = np.where(np.arange(n) == 1, 0, alike | np.uint64(2**63))
+    for words in (random, random[:1].repeat(n), alike, but_one, (random << np.uint64(60)) | (random >> np.uint64(62))):
         found = stable_argsort(words)
         assert found.dtype == np.int64
         assert found.tolist() == np.argsort(words, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 64, 65, 4096])
+def test_words_that_differ_above_the_lowest_bits_need_no_slow_sort(n, monkeypatch):
+    """Seen to fail: more bits taken away than an index needs; a comparison of the indices."""
+    words = np.arange(n, dtype=np.uint64)[::-1] << np.uint64((n - 1).bit_length())
+    monkeypatch.delattr(np, "argsort")
+    assert stable_argsort(words).tolist() == list(range(n))[::-1]
+
+
+@pytest.mark.parametrize("n", [100, 5000])
+def test_the_permutations_of_two_epochs_are_kept(n, monkeypatch):
+    """Of the epoch that is read, and of the next, which is read ahead. Seen to fail: each change of epoch makes the keys again."""
+    made = []
+    words = permutation.philox_words
+    monkeypatch.setattr(permutation, "philox_words", lambda seed, epoch, *rest: made.append(epoch) or words(seed, epoch, *rest))
+    order = ShuffledOrder(n, 1)
+    for epoch in (0, 1, 0, 1, 2, 1, 2, 1, 0):
+        order.indices(epoch, np.arange(2))
+    assert made == [0, 1, 2, 0]
+
+
+def test_groups_have_their_members_in_order():
+    """Seen to fail: a sort that is not stable, which only many members show."""
+    group_of = np.random.default_rng(0).choice([0, 2, 300, 2**16 - 1], 5000)
+    found = [(group, members.tolist()) for group, members in by_group(group_of)]
+    assert found == [(group, np.flatnonzero(group_of == group).tolist()) for group in (0, 2, 300, 2**16 - 1)]

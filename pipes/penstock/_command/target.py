@@ -87,7 +87,8 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
     if isinstance(given, DataLoader):
         if isinstance(given.dataset, IterableDataset):
             raise TargetError(
-                f"{type(given.dataset).__name__} is an IterableDataset, which penstock reads in one process: there is nothing to compare."
+                f"{type(given.dataset).__name__} is an IterableDataset, which penstock reads in one process unless it has lanes=: there is nothing to compare. Return "
+                f"Loader.from_dataset(…, lanes=…), if the dataset splits itself by worker."
             )
         batches: dict[str, Any] = {"batch_size": given.batch_size, "drop_last": given.drop_last, "sampler": given.sampler}
         if given.batch_size is None and given.batch_sampler is not None:
@@ -96,7 +97,8 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
         others: dict[str, Any] = {"pin_memory": given.pin_memory, "worker_init_fn": given.worker_init_fn}
         return Loader.from_dataset(given.dataset, **batches, **others, collate_fn=collate_fn, num_workers=num_workers, method=method)
     if is_dataset(given):
-        return Loader.from_dataset(given, batch_size, True, num_workers=num_workers, method=method)
+        shuffle = not getattr(given, "sets_worker_info", False)  # a Stream over an IterableDataset has an order of its own
+        return Loader.from_dataset(given, batch_size, shuffle, num_workers=num_workers, method=method)
     raise TargetError(
         f"--compare takes a Loader, a DataLoader or a dataset with __len__ and __getitem__, not an object of type {type(given).__name__}."
     )

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from contextlib import suppress
 from typing import Any, final
 
 
@@ -14,8 +15,10 @@ class RunFolder:
     """A temporary folder of one loader, deleted with this object in the process that made it. Every method works without it, as far as possible."""
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="penstock-")
-        weakref.finalize(self, _delete, self.path, os.getpid())
+        self.path = os.devnull  # below which there is nothing
+        with suppress(OSError):  # no folder can be written to: then each process is alone
+            self.path = tempfile.mkdtemp(prefix="penstock-")
+            weakref.finalize(self, _delete, self.path, os.getpid())
 
     def first(self, name: str, text: str = "") -> bool:
         """Write the note ``name``. False if any process of the loader has written it before."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, is_own_error
@@ -78,6 +78,11 @@ class WorkerShares:
             raise TypeError(
                 f"lanes={lanes!r} reads a torch.utils.data.IterableDataset, as so many workers of a DataLoader would, but {facts.name} is none. Leave lanes out."
             )
+        if isinstance(facts.dataset, IterDataPipe):
+            raise GraphError(
+                f"lanes={lanes!r}: {facts.name} is a data pipe, which a DataLoader itself splits among its workers (sharding_filter). Leave lanes out, or wrap it in an "
+                f"IterableDataset that splits its items:\n{SPLIT}"
+            )
         if facts.splits_itself is not None:
             raise GraphError(
                 f"lanes={lanes!r} would give every rank a share of its share: {facts.splits_itself}. Pass the data unsplit, the same on every rank; or pass split='own' "
@@ -89,7 +94,7 @@ class WorkerShares:
         self._endless = endless
         self._binding = {"dataset": self.name, "lanes": self.lanes, "endless": endless, "settings": settings}
         self._run = RunFolder()
-        self.folder = self._run.path if folder is None else folder
+        self.folder = folder or (None if self._run.path == os.devnull else self._run.path)
         self.states: ShareStates | None = None
         self.seeding = ItemSeeding(seed_global_rngs)
 
@@ -100,7 +105,7 @@ class WorkerShares:
 
     def run(self, worker: int, pass_: int, seed: int, closing: Closing, steps: Sequence[Step] = (), retries: int = 3) -> ShardRun:
         """The outputs of ``steps`` over a share."""
-        if self.states is None and not steps:  # a step may hold records, which no state of the dataset has
+        if self.states is None and self.folder is not None and not steps:  # a step may hold records, which no state of the dataset has
             self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
         self._try(seed)
         if self.copies.are_old() and not callable(getattr(self.dataset, "set_epoch", None)):
