@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock import Loader, Mix, Packs, Stream
+from penstock import Ledger, Loader, Mix, Packs, Stream
 from penstock.__main__ import main
 
 if TYPE_CHECKING:
@@ -225,3 +225,21 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert main([]) == 2
     shown = capsys.readouterr().err
     assert all(f"\n    {command} " in shown for command in ("bench", "state", "index", "cache"))
+
+
+def test_a_ledger_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: it was said to contain no state, with the advice to save the loader's."""
+    with Loader.from_dataset(range(100), batch_size=None, infinite=True) as loader, Ledger(loader) as ledger:
+        addresses = [next(ledger)[0] for _ in range(10)]
+        ledger.done(addresses[3])
+        ledger.retire(50)
+        state = ledger.state_dict()
+    file = tmp_path / "checkpoint.json"
+    file.write_text(json.dumps({"data": state}))
+    code, out, _ = shown(file, capsys)
+    assert code == 0
+    assert "It is of a Ledger: 9 open, which are served first, and 1 indices retired.\nIt resumes in epoch 0, after 10 of 100" in out
+    file.write_text(json.dumps({"data": {"penstock.ledger": "{}"}}))
+    code, _, err = shown(file, capsys)
+    assert code == 1
+    assert "['data'] is damaged: this state of a Ledger is damaged" in err

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
 import signal
 import threading
+import tracemalloc
+import zlib
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +227,7 @@ def test_what_cannot_have_a_ledger_is_refused() -> None:
         lambda found: found["samples"].append([0, [1]]),
         lambda found: found.update(retired="?"),
         lambda found: found.update(retired=[0, -1]),
+        lambda found: found.update(retired=base64.b85encode(zlib.compress(bytes(2**28))).decode()),  # a quarter of a gigabyte
         lambda found: found["batches"].append([0]),
     ],
 )
@@ -477,6 +481,22 @@ def test_a_state_is_small(taken: int) -> None:
     with build(10**6) as loader, Ledger(loader) as ledger:
         ledger.load_state_dict(retired)
         assert ledger.state_dict() == retired
+
+
+def test_retired_indices_of_a_huge_dataset_take_no_huge_bitmap() -> None:
+    """Seen to fail: with a bitmap of up to the largest index, of a gigabyte."""
+    rng = random.Random(2)
+    with build(9) as loader, Ledger(loader) as ledger:
+        for index in rng.sample(range(10**9), 100):
+            ledger.retire(index)
+        ledger.state_dict()
+        tracemalloc.start()
+        state = ledger.state_dict()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 10**6
+        ledger.load_state_dict(state)
+        assert ledger.state_dict() == state
 
 
 def test_a_fork_is_refused() -> None:

@@ -101,6 +101,11 @@ def missing(words: list[str]) -> str | None:
     return next((word for word in words if word.startswith(("examples/", "tests/", "docs/")) and not (ROOT / word).exists()), None)
 
 
+def written(page: Path) -> set[str]:
+    """The modules that a page writes itself."""
+    return {file.removesuffix(".py") for block in blocks(page.read_text()) if (file := block.label.partition(" ")[2])}
+
+
 RUNNABLE = [page for page in PAGES if script(page.read_text())]
 
 
@@ -109,7 +114,7 @@ RUNNABLE = [page for page in PAGES if script(page.read_text())]
 def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_program: Callable[..., str]) -> None:
     """What the page launches comes last here, on forked ranks. pages.py runs it where it stands, with torchrun."""
     program = script(page.read_text(), launch=False)
-    packages = {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)}
+    packages = {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)} - written(page)
     lacking = [package for package in sorted(packages) if find_spec(package) is None]
     if lacking and not os.environ.get("CI"):
         pytest.skip(f"{lacking} not installed: pip install --group docs")
@@ -188,7 +193,7 @@ EXTRAS = {name: {Requirement(line).name for line in lines} for name, lines in PY
 
 def brought(page: Path) -> set[str]:
     """The packages that a reader of the page has: those that penstock needs, and those that the page says to install."""
-    has = {Requirement(line).name for line in PYPROJECT["dependencies"]} | {"penstock"}
+    has = {Requirement(line).name for line in PYPROJECT["dependencies"]} | {"penstock"} | written(page)
     for line in re.findall(r"`pip install ([^`]+)`", page.read_text()):
         needs = [Requirement(word) for word in shlex.split(line) if word != "."]
         has |= {need.name for need in needs} | {name for need in needs for extra in need.extras for name in EXTRAS[extra]}

@@ -10,6 +10,7 @@ import torch
 
 from penstock._arguments import cut
 from penstock._errors import StateError
+from penstock._loader import ledger
 from penstock._loader.state_dict import KEY, parsed
 
 if TYPE_CHECKING:
@@ -37,8 +38,12 @@ def show(path: str, out: TextIO, err: TextIO) -> int:
     damaged = 0
     for where, state in found:
         try:
-            whole = parsed(state)
-            print(where, *_sentences(whole["settings"], whole["state"]), json.dumps(whole, indent=2), sep="\n", file=out)
+            of, opened, retired = ledger.parts(state)
+            more = [f"It is of a Ledger: {len(opened):,} open, which are served first, and {len(retired):,} indices retired."] * (
+                of is not state
+            )
+            whole = parsed(of)
+            print(where, *more, *_sentences(whole["settings"], whole["state"]), json.dumps(whole, indent=2), sep="\n", file=out)
         except ValueError as exc:  # a StateError; or Python refuses to print a number with more than 4300 digits
             damaged += 1
             print(f"penstock state: {where} is damaged: {cut(str(exc), 1000)}", file=err)
@@ -89,11 +94,11 @@ def _said(value: Any) -> str:
 
 
 def _states(one: Any, where: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Every dict with our key and a string value, and the path to it."""
+    """Every dict with a key of ours and a string value, and the path to it."""
     if not isinstance(one, dict | list | tuple) or id(one) in seen:
         return
     seen.add(id(one))
-    if isinstance(one, dict) and isinstance(one.get(KEY), str):
+    if isinstance(one, dict) and any(isinstance(one.get(key), str) for key in (KEY, ledger.KEY)):
         yield where, one
     for key, value in one.items() if isinstance(one, dict) else enumerate(one):
         yield from _states(value, f"{where}[{cut(repr(key), 60)}]", seen)

@@ -45,6 +45,8 @@ _AHEAD: Final = 64
 """How many of those that are to be served again are looked up together."""
 _LOOK_S: Final = 0.1
 """Seconds between two looks, because an interrupt may swallow a ring."""
+_BITS: Final = 2**24
+"""The most bits of a bitmap in a state."""
 _REMEMBERED: Final = 4096
 """Settlements that are remembered, for error messages only."""
 
@@ -353,7 +355,7 @@ class Ledger(Shown, Generic[T]):
             StateError: It is damaged, or not a state.
             StateMismatch: It is of other data or settings.
         """
-        state, opened, retired = _parsed(state_dict)
+        state, opened, retired = parts(state_dict)
         if (pending := self._pending) is not None:
             wait([pending])  # what it takes is of the position before
         with self._lock:
@@ -394,7 +396,7 @@ def _in_order(at: Address) -> tuple[int, int]:
 def _packed(numbers: list[int]) -> Any:
     """``numbers``, in order, as `as_runs`, or as text of a compressed bitmap if that is shorter."""
     runs = as_runs(numbers)
-    if len(runs) < 64:
+    if len(runs) < 64 or numbers[-1] >= _BITS:
         return runs
     bits = np.zeros(numbers[-1] + 1, bool)
     bits[numbers] = True
@@ -405,11 +407,20 @@ def _packed(numbers: list[int]) -> Any:
 def _unpacked(found: Any) -> list[int]:
     if not isinstance(found, str):
         return of_runs(found)
-    numbers: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(found)), np.uint8))).tolist()
+    unpacked = zlib.decompressobj()
+    packed = np.frombuffer(unpacked.decompress(base64.b85decode(found), _BITS // 8), np.uint8)
+    if not unpacked.eof:
+        raise ValueError("the retired indices are cut off, or too many")
+    numbers: list[int] = np.flatnonzero(np.unpackbits(packed)).tolist()
     return numbers
 
 
-def _parsed(state_dict: Any) -> tuple[Any, list[Address], list[int]]:
+def parts(state_dict: Any) -> tuple[Any, list[Address], list[int]]:
+    """The loader's state, what is open, and what is retired.
+
+    Raises:
+        StateError: It is damaged.
+    """
     if not isinstance(state_dict, dict) or KEY not in state_dict:
         return state_dict, [], []  # the loader says what is wrong, if anything
     try:
