@@ -83,7 +83,7 @@ class Ledger(Shown, Generic[T]):
         loader.locate(Address(0, ()))  # raises if it cannot
         self._loader = loader
         self._max_open = whole_number("max_open", max_open, 1)
-        self._timeout = seconds("timeout", timeout)
+        self._timeout = inf if (given := seconds("timeout", timeout)) is None else given
         self._pid = os.getpid()
         self._lock = threading.RLock()  # re-entrant, because a signal handler may save the state. Never held while data is loaded.
         self._bell = Bell()
@@ -93,7 +93,6 @@ class Ledger(Shown, Generic[T]):
         self._pending: Future[tuple[Address, T] | None] | None = None  # of an `__anext__`; it survives a cancellation
         # All below is guarded by the lock.
         self._closed = False
-        self._retired: set[int] = set()
         self._begin([], [])
         loader.saved_by = "ledger"
 
@@ -123,7 +122,7 @@ class Ledger(Shown, Generic[T]):
             ClosedError: The ledger was closed.
             Exception: Loading it failed. A sample that is to be served again stays where it is; `drop` ends that.
         """
-        end = self._end()
+        end = time.monotonic() + self._timeout
         while (pair := self._attempt(end)) is None:
             pass
         self._handing = None  # the last step: an interrupt before it has the sample served by the next call
@@ -133,7 +132,7 @@ class Ledger(Shown, Generic[T]):
         return self
 
     async def __anext__(self) -> tuple[Address, T]:
-        end = self._end()
+        end = time.monotonic() + self._timeout
         while True:
             with self._lock:
                 self._check_life()
@@ -150,9 +149,6 @@ class Ledger(Shown, Generic[T]):
                 self._pending = None
             if (pair := pending.result()) is not None:
                 return pair
-
-    def _end(self) -> float:
-        return inf if self._timeout is None else time.monotonic() + self._timeout
 
     def _attempt(self, end: float) -> tuple[Address, T] | None:
         """One look: the next sample, or None if it is not this thread's turn, or ``max_open`` are open.
@@ -356,8 +352,7 @@ class Ledger(Shown, Generic[T]):
             StateMismatch: It is of other data or settings.
         """
         state, opened, retired = parts(state_dict)
-        if (pending := self._pending) is not None:
-            wait([pending])  # what it takes is of the position before
+        wait(filter(None, [self._pending]))  # what it takes is of the position before
         with self._lock:
             self._check_life()
             if self._users.setdefault(None, threading.get_ident()) != threading.get_ident():
@@ -408,10 +403,10 @@ def _unpacked(found: Any) -> list[int]:
     if not isinstance(found, str):
         return of_runs(found)
     unpacked = zlib.decompressobj()
-    packed = np.frombuffer(unpacked.decompress(base64.b85decode(found), _BITS // 8), np.uint8)
+    packed = unpacked.decompress(base64.b85decode(found), _BITS // 8)
     if not unpacked.eof:
         raise ValueError("the retired indices are cut off, or too many")
-    numbers: list[int] = np.flatnonzero(np.unpackbits(packed)).tolist()
+    numbers: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(packed, np.uint8))).tolist()
     return numbers
 
 
