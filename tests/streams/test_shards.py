@@ -10,7 +10,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from format_laws import open_files
 from torch.utils.data import IterableDataset, Subset
 
@@ -18,6 +17,7 @@ import penstock
 from penstock import Loader, Mix, Shards, StateMismatch, Stream
 from penstock._files.files import Stamp
 from penstock._streams.tables import Pieces
+from penstock._workers.lane_info import LaneInfo, seen_as
 
 COUNTS = [7, 0, 40, 3, 1, 25, 12]
 
@@ -397,11 +397,10 @@ def test_threads_wait_for_each_other_only_at_one_shard():
 )
 def test_worker_processes_that_all_read_every_shard_say_so(files, kind, worker, workers, said, caplog, monkeypatch):
     """Once, and only one of them. Seen to fail: not said at all; said by each; said where records are read by position."""
-    info = torch.utils.data._utils.worker.WorkerInfo(id=worker, num_workers=workers, seed=0, dataset=None)
-    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", info)
     monkeypatch.setattr("penstock._errors.first_time.said", set())
     dataset = shards(files, kind)
-    assert [dataset[0], dataset[87]] == [0, 87]
+    with seen_as(LaneInfo(worker, workers, 0, None)):
+        assert [dataset[0], dataset[87]] == [0, 87]
     dataset.close()
     assert len(caplog.messages) == said
     assert all("each of the 2 worker processes reads all shards" in message and "penstock index" in message for message in caplog.messages)
