@@ -88,23 +88,34 @@ class Ledger(Shown, Generic[T]):
         self._lock = threading.RLock()  # re-entrant, because a signal handler may save the state. Never held while data is loaded.
         self._bell = Bell()
         self._users: dict[None, int] = {}  # the thread that uses the loader, if any; an entry is made and removed in one step
-        self._iterator: Iterator[T] | None = None
         self._thread: ThreadPoolExecutor | None = None  # of `__anext__`
-        self._pending: Future[tuple[Address, T] | None] | None = None  # of an `__anext__`; it survives a cancellation
-        # All below is guarded by the lock.
+        # All below is guarded by the lock, and set anew by `_begin`.
         self._closed = False
+        self._open: dict[Address, float]  # since when
+        self._queue: OrderedDict[Address, None]  # of those, the ones to be served again
+        self._retired: set[int]
+        self._settled: OrderedDict[Address, str]  # the last ones
+        self._taking: Address | None  # see `_take`
+        self._handing: Address | None  # open, and not returned yet
+        self._iterator: Iterator[T] | None
+        self._pending: Future[tuple[Address, T] | None] | None  # of an `__anext__`; it survives a cancellation
+        self._frontier: tuple[Address | None, Any]  # what was taken last, and the position after it
         self._begin([], [])
         loader.saved_by = "ledger"
 
     def _begin(self, opened: Iterable[Address], retired: Iterable[int]) -> None:
-        self._open = dict.fromkeys(opened, time.monotonic())  # since when
-        self._queue = OrderedDict.fromkeys(self._open)  # of those, the ones to be served again
-        self._retired = set(retired)
-        self._settled: OrderedDict[Address, str] = OrderedDict()
-        self._taking: Address | None = None
-        self._handing: Address | None = None  # open, and not returned yet
-        self._iterator = self._pending = None
-        self._frontier: tuple[Address | None, Any] = None, self._loader.here  # what was taken last, and the position after it
+        since = dict.fromkeys(opened, time.monotonic())
+        vars(self).update(  # at once, because a signal handler may save the state
+            _open=since,
+            _queue=OrderedDict.fromkeys(since),
+            _retired={*retired},
+            _settled=OrderedDict(),
+            _taking=None,
+            _handing=None,
+            _iterator=None,
+            _pending=None,
+            _frontier=(None, self._loader.here),
+        )
 
     def details(self) -> dict[str, Any]:
         return {"open": len(self._open), "max_open": self._max_open, "retired": len(self._retired), "loader": self._loader}

@@ -68,7 +68,7 @@ class IndexNode(Node[T]):
 
     facts: Facts
     upstream: IndexNode[Any]  # the source, as this node reads it
-    _item: Any = None  # what `next` returned last
+    _returned: Any = None  # what `next` returned last
     _place: State | None = None  # after the item that `next` returned last; None before the first `reset`
 
     def __init__(
@@ -169,12 +169,12 @@ class IndexNode(Node[T]):
         items, place = self.read(self._place or self.start(0), 1)
         item: T | EndOfEpoch
         item, place = (items[0], place) if len(items) else self.over(place)
-        self._item = item
+        self._returned = item
         self._place = place  # the last step, so that an interrupted read moves nothing
         return item
 
     def address(self) -> Indices | None:
-        return self._item if type(self._item) is Indices else None
+        return self._returned if type(self._returned) is Indices else None
 
     def get_state(self) -> State:
         return self.start(0) if self._place is None else self._place

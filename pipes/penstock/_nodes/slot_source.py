@@ -43,9 +43,10 @@ class SlotSource(FirstNode[Indices]):
         return {"dataset": self._name, "lanes": self._lanes}
 
     def absent(self, found: Nothing) -> None:
-        ends = self._ends[1] if self._ends[0] == found.epoch else {}
-        lane = found.slot % self._lanes
-        self._ends = found.epoch, {**ends, lane: min(found.slot, ends.get(lane, found.slot))}
+        if self._ends[0] != found.epoch:
+            self._ends = found.epoch, {}
+        ends, lane = self._ends[1], found.slot % self._lanes
+        ends[lane] = min(found.slot, ends.get(lane, found.slot))
 
     def start(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "slot": 0}
