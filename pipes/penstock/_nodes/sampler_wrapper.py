@@ -196,7 +196,7 @@ class SamplerWrapper(FirstNode[Any]):
         plan = self._plan_of(epoch)
         if plan is None or plan.is_block:
             if self._looked_up is None or self._looked_up[0] != epoch:
-                planner = self._planned().anew()
+                planner = self._another()
                 if planner is None:
                     raise GraphError(
                         f"{type(self.sampler).__name__} cannot be copied or may change (plan_ahead=False), so only the epoch that it is in can be read by position"
@@ -238,7 +238,7 @@ class SamplerWrapper(FirstNode[Any]):
     def upcoming(self, state: State) -> int | None:
         """The same, of a plan that is made now, from another copy of the sampler. None if it cannot be copied."""
         self.check(state)
-        planner = self._planned().anew()
+        planner = self._another()
         with neutral_modes():
             return None if planner is None else planner(self._request(state)).said
 
@@ -262,6 +262,10 @@ class SamplerWrapper(FirstNode[Any]):
             planner = EpochPlanner(self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead)
             self._planner, self._lengths = planner, {}
         return planner
+
+    def _another(self) -> EpochPlanner | None:
+        """A planner beside the one that is in use, over another copy; see `EpochPlanner.anew`."""
+        return self._planned().anew()
 
     def _length(self, epoch: int) -> int | None:
         """What the sampler says about its length, from a copy that is told ``epoch``, because the length may depend on it."""
