@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE = """
+from torch.utils.data import IterableDataset
 from penstock import Loader, Mix
 from penstock.formats import jsonl
 
@@ -27,6 +28,16 @@ def other():
 
 def nothing():
     return [1, 2]
+
+def no_batches():
+    return Loader.from_dataset([1, 2], 3, drop_last=True)
+
+class Forward(IterableDataset):
+    def __iter__(self):
+        return iter([1, 2])
+
+def forward():
+    return Loader.from_dataset(Forward(), 3)
 """
 
 
@@ -80,6 +91,7 @@ def test_it_says_what_a_rank_gets(module: Path, capsys: Any, monkeypatch: Any, r
 
 
 def test_what_it_cannot_say(module: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Seen to fail: with `IterableSource.has_indices`."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     with Loader.from_dataset(list(range(30)), 3, True, seed=6) as loader:
@@ -88,6 +100,8 @@ def test_what_it_cannot_say(module: Path, capsys: Any, monkeypatch: Any) -> None
         (["nothing"], "returns a list, but only a penstock.Loader"),
         (["other", str(module.parent / "state.json")], "seed was 6 and is 5"),
         (["other", str(module.parent / "none.json")], "No such file"),
+        (["forward"], "only reading it shows"),
+        (["no_batches"], "has no batch on this rank"),
     ):
         assert main(["which", f"{module}:{words[0]}", *words[1:], "--steps", "3"]) == 1
         assert message in capsys.readouterr().err

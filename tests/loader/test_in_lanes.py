@@ -260,3 +260,11 @@ def test_a_killed_worker_changes_nothing():
             os.kill(worker_pids()[0], signal.SIGKILL)
         found += [*batches, *loader]
     assert found == whole
+
+
+def test_the_number_of_a_batch_is_no_dataset_index():
+    """Seen to fail: with `SlotSource.has_indices`."""
+    with own([7, 3, 12, 5], batch_size=4) as loader:
+        next(iter(loader))
+        assert loader.last.epoch == 0
+        assert loader.last.indices is None

@@ -211,6 +211,10 @@ def test_what_cannot_have_a_ledger_is_refused() -> None:
         next(ledger)
         with pytest.raises(ValueError, match="batch_size=None"):
             ledger.retire(1)
+    with build(9, batch_size=2, collate_fn=list) as loader, Ledger(loader) as ledger:
+        ledger.retire(1)  # nobody knows yet what the items are
+        with pytest.raises(ValueError, match="batch_size=None"):
+            next(ledger)
     with build(9) as loader, Ledger(loader) as ledger:
         for index in range(9):
             ledger.retire(index)

@@ -50,3 +50,14 @@ def test_a_worker_that_computes_keeps_the_policy_that_lets_the_loop_run() -> Non
     """Seen to fail: with the comparison turned around."""
     with Loader.from_dataset(Works(sleeps=False), batch_size=None, num_workers=1) as loader:
         assert {*islice(policies(loader), 20)} == {os.SCHED_BATCH}
+
+
+def test_a_policy_that_the_user_chose_is_kept() -> None:
+    """Seen to fail: with workers that look at their waits under any policy."""
+    before = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        with Loader.from_dataset(Works(sleeps=True), batch_size=None, num_workers=1) as loader:
+            assert {*islice(policies(loader), 40)} == {os.SCHED_BATCH}
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._loader.loader import Loader
 from penstock._nodes.parallel_mapper import ParallelMapper
 
@@ -97,7 +98,7 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
         others: dict[str, Any] = {"pin_memory": given.pin_memory, "worker_init_fn": given.worker_init_fn}
         return Loader.from_dataset(given.dataset, **batches, **others, collate_fn=collate_fn, num_workers=num_workers, method=method)
     if is_dataset(given):
-        shuffle = not getattr(given, "sets_worker_info", False)  # a Stream over an IterableDataset has an order of its own
+        shuffle = not DatasetFacts(given).sets_worker_info  # a Stream over an IterableDataset has an order of its own
         return Loader.from_dataset(given, batch_size, shuffle, num_workers=num_workers, method=method)
     raise TargetError(
         f"--compare takes a Loader, a DataLoader or a dataset with __len__ and __getitem__, not an object of type {type(given).__name__}."

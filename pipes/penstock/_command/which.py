@@ -56,17 +56,19 @@ def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state
 
 def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int, Address]]:
     node: Any = next(node for node in loader.root.chain() if isinstance(node, IndexNode))
-    here, step = node.seek(node.start(0)), 0
+    if not node.first.has_indices:
+        raise TargetError("this loader reads its data from the beginning: only reading it shows which samples are in a step.")
+    here, step, empty = node.seek(node.start(0)), 0, False
     while step < end:
         left = node.left(here)
-        many = end - step if left is None else min(end - step, left)
-        many = min(many, begin - step) if step < begin else many
-        items, here = node.read(here, many)
+        many = min((begin if step < begin else end) - step, end if left is None else left)
+        items, here = node.read(here, max(many, 1))  # an empty read would not go past what drop_last drops
         for number, item in enumerate(items, step):
             if number >= begin:
                 yield number, Address.of(item, with_indices=True)
         step += len(items)
         if len(items) < many or node.left(here) == 0:
             _, here = node.over(here)
-            if not len(items) and step == 0:
-                raise ValueError("an epoch has no batch on this rank.")
+        if empty and not len(items):
+            raise TargetError(f"an epoch after step {step} has no batch on this rank.")
+        empty = not len(items)

@@ -90,7 +90,6 @@ class GraphReader(Generic[T]):
         self.cursor.answered = self._told.first
         self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
         self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
-        self._reads_forward = hasattr(positions.first, "iterable")
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
         self.notes = RankNotes.of(positions, self._sharder)
 
@@ -181,7 +180,7 @@ class GraphReader(Generic[T]):
                 if self.notes is not None:
                     self.notes.delivered(cursor.state if cursor.fresh else None)
                 last: Any = item if type(item) is Indices else root.address()
-                if last is not None and self._reads_forward:  # its values are the data, which must not be kept alive
+                if last is not None and not self.positions.first.has_indices:  # data must not be kept alive
                     last = Indices(last.epoch, last.positions, None)
                 cursor.delivered(state, last)
                 self.commits.delivered(state)

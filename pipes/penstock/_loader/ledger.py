@@ -239,23 +239,22 @@ class Ledger(Shown, Generic[T]):
             if at is None:
                 raise GraphError("a node of this graph overrides next, so nobody knows which samples it has delivered.")
             with self._lock:
-                if not self._retired or at.indices not in self._retired:
-                    self._take(at, self._loader.here)
+                if self._take(at, self._loader.here):
                     return at, item
-                self._frontier = at, self._loader.here
             first = at.epoch if first is None else first
             if at.epoch > first + 1:
                 raise ValueError(f"every sample of epoch {first + 1} is retired, so there is nothing left to serve.")
 
-    def _take(self, at: Address, here: Any) -> None:
-        """``at`` is delivered: it is open, and the frontier is past it."""
-        if self._retired and at.indices in self._retired:
-            self._frontier = at, here
-            return
-        self._taking = at  # while it is open, but not behind the frontier yet
-        self._open[at] = time.monotonic()
-        self._handing = at
+    def _take(self, at: Address, here: Any) -> bool:
+        """``at`` is delivered: unless it is retired it is open, and the frontier is past it. Returns whether it is open."""
+        if self._retired and not isinstance(at.indices, int):  # `retire` could not see it before the first item
+            raise ValueError("retire() is about single samples, but this loader makes batches. Build it with batch_size=None.")
+        if served := not self._retired or at.indices not in self._retired:
+            self._taking = at  # while it is open, but not behind the frontier yet
+            self._open[at] = time.monotonic()
+            self._handing = at
         self._frontier = at, here
+        return served
 
     # Settling.
 

@@ -189,6 +189,7 @@ class FirstNode(IndexNode[T]):
     __module__ = "penstock.nodes"
 
     compared = False  # whether `note` will be asked; set before anything is read
+    has_indices = True  # whether its values are dataset indices, and not the data or the number of a batch
     has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:

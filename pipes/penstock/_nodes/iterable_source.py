@@ -131,6 +131,8 @@ class IterableSource(FirstNode[Indices]):
 
     __module__ = "penstock.nodes"
 
+    has_indices = False
+
     def __init__(
         self,
         iterable: Iterable[Any] | BaseNode[Any] | DatasetFacts,

@@ -260,7 +260,7 @@ class SamplerWrapper(FirstNode[Any]):
     def _planned(self) -> EpochPlanner:
         if (planner := self._planner) is None:
             planner = EpochPlanner(self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead)
-            self._planner, self._lengths = planner, {}
+            self._planner, self._lengths, self._looked_up = planner, {}, None
         return planner
 
     def _another(self) -> EpochPlanner | None:

@@ -27,6 +27,7 @@ class SlotSource(FirstNode[Indices]):
     cost time.
     """
 
+    has_indices = False
     who_deals = (
         "lanes= reads {source} in its own epochs, which only one rank can do: {world_size} ranks would each find another end. Pass penstock.Stream({source}(…), lanes=…, epoch_size=…), "
         "which any number of ranks share, as the dataset. Or, to read all of it on every rank, in the training process: split='items', without lanes."

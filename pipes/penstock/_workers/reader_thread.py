@@ -265,8 +265,9 @@ class ReaderThread:
     def still(self) -> Iterator[None]:
         """In this context the source is not read. Waits for the item that is being read now."""
         core = self._core
-        core.still = True
         try:
+            with core.lock:  # or the reader, which has just looked at the flag, might enter after our look
+                core.still = True
             while core.inside:
                 core.ready.wait(_LOOK_S)
             yield

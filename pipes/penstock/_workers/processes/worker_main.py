@@ -65,7 +65,6 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
     """Answer tasks until end-of-file. ``setup`` is inherited by fork; None: it comes over the channel, pickled."""
     set_signals()
     let_forks_be_terminated()
-    _let_the_consumer_run(mostly_waits=False)
     hello, fds = receive(channel, HELLO.size, most_fds=MOST_FDS)
     if not hello:
         return
@@ -149,6 +148,7 @@ class _Server:
         self._area = area
         self._slots = WorkerSlots()
         self._tasks = 0
+        self._keeps_policy = not _let_the_consumer_run(mostly_waits=False)  # the user chose another
         self._looked = 0, active_ns(), thread_time_ns()
         self._done = 0  # when the task's value was there
         measuring.set(area.meter)
@@ -188,7 +188,7 @@ class _Server:
 
     def _look_at_waits(self) -> None:
         self._tasks += 1
-        if self._tasks < _FIRST or self._tasks % _LOOK == 0:
+        if not self._keeps_policy and (self._tasks < _FIRST or self._tasks % _LOOK == 0):
             before, self._looked = self._looked, (self._area.meter.words[Meter.BUSY], active_ns(), thread_time_ns())
             busy, active, computed = (after - then for after, then in zip(self._looked, before, strict=True))
             _let_the_consumer_run(mostly_waits=busy - active > computed)  # what it waits for a free core does not count
@@ -242,17 +242,20 @@ class _Server:
         return Parcel(tuple(failure if room is None else failure.short(room)))
 
 
-def _let_the_consumer_run(*, mostly_waits: bool) -> None:
+def _let_the_consumer_run(*, mostly_waits: bool) -> bool:
     """Tell Linux's scheduler that this process must not take the consumer's core when a task wakes it, unless its tasks mostly wait for something else.
 
     Without it, on 2 cores, each of the tasks that a training loop sent now and then cost that loop 1 to 2 ms: the worker woke up on the loop's
     core and did the task there. The demo's training loop waited 0.24 ms for a batch on average, and 0.10 with it. A worker that wakes up after each read of a
     disk or a network, however, then waits for a free core each time: on a busy machine, samples that sleep 1 ms came 0.4 times as fast as without it.
+    Returns whether the policy was changed.
     """
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or forbidden
         before, after = (os.SCHED_BATCH, os.SCHED_OTHER) if mostly_waits else (os.SCHED_OTHER, os.SCHED_BATCH)
         if os.sched_getscheduler(0) == before:
             os.sched_setscheduler(0, after, os.sched_param(0))
+            return True
+    return False
 
 
 def _end_with(lifeline: int) -> None:
