@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from comparison import difference, outcome
 from penstock._fetch.collate import BatchBuilder, Collator
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import afresh, anywhere
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -38,12 +39,12 @@ def in_pieces(collator, samples, sizes, allocate=afresh):
 
 
 def check(*batches):
-    """Compare ``batches`` in order: whole, sample by sample, and in two pieces; each starts with the schema that the earlier ones left."""
-    for pieces in (lambda n: [n], lambda n: [1] * n, lambda n: [n // 2, n]):
+    """Compare ``batches`` in order: whole, sample by sample, and in two pieces, in memory of ours and at once; each starts with the schema that the earlier ones left."""
+    for pieces, allocate in itertools.product((lambda n: [n], lambda n: [1] * n, lambda n: [n // 2, n]), (afresh, anywhere)):
         collator = Collator()
         for number, samples in enumerate(batches):
             expected = outcome(theirs, samples)
-            found = outcome(in_pieces, collator, samples, pieces(len(samples)))
+            found = outcome(in_pieces, collator, samples, pieces(len(samples)), allocate)
             assert difference(found, expected) is None, f"batch {number} in pieces of {pieces(len(samples))}: {difference(found, expected)}"
     collator = Collator()
     for samples in batches:
@@ -582,7 +583,7 @@ def run_of_changes(tree, others, seed):
             samples.append(grown(changed(tree, chance, chance.choice(others)) if chance.random() < 0.1 else tree, k))
         sizes = [chance.randint(1, 3) for _ in samples] if chance.random() < 0.7 else [len(samples)]
         expected = outcome(theirs, samples)
-        found = outcome(in_pieces, collator, samples, sizes, chance.choice([afresh, arena]))
+        found = outcome(in_pieces, collator, samples, sizes, chance.choice([afresh, anywhere, anywhere, arena]))
         assert difference(found, expected) is None, f"{samples} in pieces of {sizes}: {difference(found, expected)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from itertools import islice
 
 import hypothesis.strategies as st
@@ -55,6 +56,20 @@ def expected(lengths, epoch, batch_size, drop_last=False):
         dealt.append([one for one in batches if len(one) == size or not drop_last])
     turns = [batches[j] for j in range(max(map(len, dealt))) for batches in dealt if j < len(batches)]
     return turns if batch_size else [one for (one,) in turns]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("size", "quiet"), [(4, 97), (4, 98), (4, 99), (7, 70), (1, 64), (128, 65)])
+def test_a_draw_in_the_middle_of_a_batch_that_is_watched_as_a_whole(size, quiet, workers):
+    """Seen to fail with a batch that is kept although one of its items drew unseeded."""
+    lengths = [150, 140, 130, 40]
+    with own(lengths, Draws, batch_size=size) as loader:
+        seeded = [item for batch in loader for item in batch]
+    with own(lengths, partial(Draws, quiet=quiet), batch_size=size, **fork(workers)) as loader:
+        found = [item for batch in loader for item in batch]
+    drawn = sum(max(0, len(share(lengths, LANES, worker, 0)) - quiet) for worker in range(LANES))
+    assert sum(draws is not None for _, draws in found) == drawn > 20
+    assert [(item, draws or other) for (item, draws), (_, other) in zip(found, seeded, strict=True)] == seeded
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -261,7 +261,7 @@ def test_a_wide_window_is_not_the_users(caplog):
 @by_kind
 def test_memory_is_used_again(kind):
     """Seen to fail: `lend` always returning `NO_SLOT`."""
-    with Loader.from_dataset(Full(n=400, floats=9_000), batch_size=4, prefetch_factor=2, **KINDS[kind]) as loader:
+    with Loader.from_dataset(Full(n=400, floats=LARGE // 16), batch_size=4, prefetch_factor=2, **KINDS[kind]) as loader:
         addresses = []
         for batch in loader:
             while sys.getrefcount(batch) > 2:  # a thread may still be about to let go of it

@@ -142,7 +142,7 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
     if isinstance(dataset, TensorDataset) and not lent:
         at = _on(form.device, rows, len(dataset.tensors[0]))
         return [_rows(one, at) for one in dataset.tensors]
-    out = allocate(specs) if lent else [torch.empty(shape, dtype=dtype, device=form.device) for shape, dtype in specs]
+    out = (allocate(specs) if lent else None) or [torch.empty(shape, dtype=dtype, device=form.device) for shape, dtype in specs]
     _read(dataset, rows, out, ALL)
     return out if form.names is None else dict(zip(form.names, out, strict=True))
 

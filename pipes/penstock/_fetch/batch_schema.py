@@ -14,6 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock._errors import is_own_error
 from penstock._fetch.torch_collate import collated_field, parts_of, row_spec
+from penstock._memory.allocation import afresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -106,6 +107,9 @@ class Field(Protocol):
         """A filler with its share of ``memory``, in the order of `BatchSchema.specs`."""
         ...
 
+    def whole(self, column: Sequence[Any]) -> Any:
+        """The batch of this field of all samples, in memory of its own. It raises if they do not fit the schema: perhaps a filler is wiser."""
+
 
 class Filler(Protocol):
     def add(self, column: Sequence[Any]) -> None:
@@ -141,6 +145,13 @@ class _ListField:
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _ListField:
         return _ListField(self.kind, self.path)
+
+    def whole(self, column: Sequence[Any]) -> Any:
+        field = self.filler(iter(()))
+        field.add(column)
+        if field.fell_back():
+            raise OtherStructure
+        return field.finish(len(column))
 
     def add(self, column: Sequence[Any]) -> None:
         self.column.extend(column)
@@ -182,6 +193,14 @@ class _TensorField:
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _InPlace:
         return _InPlace(self, next(memory))
+
+    def whole(self, column: Sequence[Any]) -> Any:
+        first = column[0]
+        if self.kind is torch.Tensor and type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested:
+            return torch.stack(list(column))  # as torch does
+        (rows,) = afresh([((len(column), *self.shape), self.dtype)])
+        self.write(column, rows)
+        return rows
 
     # Each of these methods writes `column` to `rows`, or raises; after an error the rows are undefined.
 
@@ -287,6 +306,13 @@ class _NumbersField:
     def filler(self, memory: Iterator[torch.Tensor]) -> _Numbers:
         return _Numbers(self, next(memory))
 
+    def whole(self, column: Sequence[Any]) -> list[Any]:
+        field = _Numbers(self, *afresh([((len(column), len(self.paths)), torch.float64 if self.kind is float else torch.int64)]))
+        field.add(column)
+        if field.fell_back():
+            raise OtherStructure
+        return field.finish(len(column))
+
 
 class _Numbers:
     """Fills a `_NumbersField`."""
@@ -360,7 +386,19 @@ class _Container:
     def filler(self, memory: Iterator[torch.Tensor]) -> _Parts:
         return _Parts(self, [(len(keys) > 1, part.filler(memory)) for keys, part in self.parts.items()])
 
-    def columns(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
+    def whole(self, column: Sequence[Any]) -> Any:
+        values: list[Any] = []
+        for (keys, part), its_column in zip(self.parts.items(), self.columns(column, first=True), strict=True):
+            if len(keys) > 1:
+                values += part.whole(its_column)
+            else:
+                values.append(part.whole(its_column))
+        return self.together(values, batch=True)
+
+    def columns(self, samples: Sequence[Any], *, first: bool) -> list[Sequence[Any]]:
+        """The values of each part. ``first``: these samples are the first of their batch, which takes its keys from them, in their order."""
+        if first and type(samples[0]) is self.kind is dict and list(samples[0]) != self.keys:
+            raise OtherStructure
         if set(map(type, samples)) != {self.kind}:
             raise OtherStructure
         # The getters below would not notice extra keys or places.
@@ -396,10 +434,9 @@ class _Parts:
         self._begun = False
 
     def add(self, column: Sequence[Any]) -> None:
-        if not self._begun and type(column[0]) is self._field.kind is dict and list(column[0]) != self._field.keys:
-            raise OtherStructure  # the batch takes its keys, and their order, from its first sample
+        columns = self._field.columns(column, first=not self._begun)
         self._begun = True
-        for (_, part), its_column in zip(self._parts, self._field.columns(column), strict=True):
+        for (_, part), its_column in zip(self._parts, columns, strict=True):
             part.add(its_column)
 
     def row(self, row: int) -> Any:

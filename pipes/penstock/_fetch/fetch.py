@@ -14,7 +14,7 @@ from penstock._fetch.array_dataset import gathered
 from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.padding import Padded
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import anywhere
 from penstock._workers.meter import now
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Fetch(Shown):
         """An empty batch for up to ``rows`` samples."""
         return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else ListBatch(self._into(allocate))
 
-    def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
+    def collate(self, samples: Sequence[Any], allocate: Allocate = anywhere) -> Any:
         """The batch of ``samples``."""
         return self._collator(samples, allocate) if self.collate_fn is None else self._into(allocate)(samples)
 
@@ -124,7 +124,7 @@ class Fetch(Shown):
         assert self.collate_fn is not None
         return partial(self.collate_fn, allocate=allocate) if type(self.collate_fn) is Padded else self.collate_fn
 
-    def batch_of(self, fetched: Any, allocate: Allocate = afresh) -> Any:
+    def batch_of(self, fetched: Any, allocate: Allocate = anywhere) -> Any:
         """The batch made from what ``__getitems__`` returned."""
         if self.collate_fn is not None or are_samples(fetched):
             return self.collate(fetched, allocate)

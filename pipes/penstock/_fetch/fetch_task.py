@@ -19,7 +19,7 @@ from penstock._fetch.padding import Padded
 from penstock._fetch.sample import RowIn, SampleCursor, current
 from penstock._fetch.task import Loaded, Part, Task
 from penstock._fetch.torch_collate import has_registered
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import anywhere
 from penstock._memory.modes import neutral_modes
 from penstock._workers.meter import now
 from penstock._workers.pool import IDLE
@@ -63,7 +63,7 @@ class FetchTask(Task):
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
         self.epoch_aware = fetch.facts.epoch_aware
 
-    def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
+    def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator. Those take the fast path, `_batch`."""
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from penstock._arguments import whole_number
 from penstock._fetch.error_policy import annotate
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import afresh, anywhere
 from penstock._memory.buffers import IN_NUMPY, IN_TORCH, dtype_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Padded:
         self.to_multiple_of = whole_number("to_multiple_of", to_multiple_of, 1)
         self.lengths = lengths
 
-    def __call__(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
+    def __call__(self, samples: Sequence[Any], allocate: Allocate = anywhere) -> Any:
         """The batch of ``samples``, a non-empty list. Padded fields use memory from ``allocate``, which is called at most once."""
         first = samples[0]
         fields: dict[Any, Any]
@@ -46,7 +46,8 @@ class Padded:
             fields = {0: self._padded("the sample", samples, self.value)}
         waiting = [name for name, field in fields.items() if type(field) is _Rows]
         if waiting:
-            for name, memory in zip(waiting, allocate([fields[name].spec for name in waiting]), strict=True):
+            specs = [fields[name].spec for name in waiting]
+            for name, memory in zip(waiting, allocate(specs) or afresh(specs), strict=True):
                 fields[name] = fields[name].written(memory)
         if isinstance(first, Mapping):
             return fields

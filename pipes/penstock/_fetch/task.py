@@ -13,7 +13,7 @@ from penstock._fetch.error_policy import annotate
 from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import anywhere
 from penstock._memory.modes import neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
 from penstock._workers.meter import Meter, measuring
@@ -70,7 +70,7 @@ class Task:
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # for work in the caller's thread; each worker has its own
 
-    def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
+    def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate = anywhere, *, inline: bool = False) -> Any:
         meter = self.meter if inline else measuring.get()
         if meter is not None:
             if meter.plain:
@@ -89,7 +89,7 @@ class Task:
             if meter is not None:
                 self._measured(meter, task.indices if isinstance(task, Part | Loaded) else task)
 
-    def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
+    def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Do the task in the caller's thread, and leave its global generators unchanged.
 
         User code runs with the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is called under

@@ -1,4 +1,4 @@
-"""How memory for a batch is requested, and two allocators that recycle nothing."""
+"""How memory for a batch is requested, and three allocators that recycle nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import torch
 Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor."""
 
-Allocate = Callable[[Sequence[Spec]], list[torch.Tensor]]
-"""Returns contiguous CPU tensors for one batch, contents undefined. A second call for the same batch may return the same memory."""
+Allocate = Callable[[Sequence[Spec]], list[torch.Tensor] | None]
+"""Returns contiguous CPU tensors for one batch, contents undefined; None: it may be anywhere.
+
+A second call for the same batch may return the same memory.
+"""
+
+
+def anywhere(specs: Sequence[Spec]) -> None:
+    """An `Allocate` that leaves it to the caller."""
 
 
 def afresh(specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """An `Allocate` that always takes new memory."""
+    """An `Allocate` of new memory."""
     return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs]
 
 

@@ -27,7 +27,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.indices import Indices
 from penstock._fetch.task import Loaded, Part
-from penstock._memory.allocation import afresh, pinned
+from penstock._memory.allocation import anywhere, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._nodes.inline_work import InlineWork
@@ -104,7 +104,7 @@ class Executor:
             lanes = facts.cuts
         self._lanes = lanes if self.num_workers > 1 else None
         # Created at the first start.
-        self._allocate: Allocate = afresh
+        self._allocate: Allocate = anywhere
         self._pool: Any = None  # a `Pool`
         self._owners: LaneOwners | None = None
         self._draws: DrawWatch | None = None

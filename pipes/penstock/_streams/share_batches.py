@@ -7,6 +7,7 @@ finds out where it ends. So a slot past the end is answered with `Nothing`, whic
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -15,6 +16,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
+from penstock._streams.share_reader import LateDraw
 from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing
 
@@ -125,8 +127,14 @@ class _Lane(EndOfWalk):
             run = self._run or self._open(epoch, number * size)
             while self._at < number * size and next(run, _END) is not _END:
                 self._at += 1
-            samples = [item if transform is None else run.applied(transform, item) for item in islice(run, size)]
+            if transform is None:
+                samples = self._of.shares.seeding.several(partial(list, islice(run, size)))
+            else:
+                samples = [run.applied(transform, item) for item in islice(run, size)]
             self._at, self._failed = self._at + len(samples), None
+        except LateDraw:
+            self.close()
+            return self.batch(epoch, number, transform)
         except BaseException as exc:
             self.close()
             if isinstance(exc, Exception) and is_own_error(exc):

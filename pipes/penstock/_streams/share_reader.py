@@ -5,13 +5,14 @@ while the copy works, and one thread at a time.
 
 Each item is read with the global generators seeded by (seed, pass, worker, number), and restored afterwards. That costs 100 us, so a dataset that draws
 nothing is only watched after a while. If it draws nevertheless, the share is read again, seeded: what came before was not drawn.
+A look takes 1 us in a loop, and 5 us after a sample that slept 1 ms.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.dataset_facts import is_stateful
@@ -23,6 +24,8 @@ from penstock._workers.lane_info import LaneInfo, next_as, seen_as
 if TYPE_CHECKING:
     from penstock._fetch.dataset_copies import DatasetCopies
     from penstock._random.global_rng import States
+
+T = TypeVar("T")
 
 CALM: Final = 64
 """After so many items that drew nothing, a process stops seeding."""
@@ -150,9 +153,29 @@ class ItemSeeding:
 
     def __init__(self, on: bool) -> None:
         self.on = on
-        self.drew = False
+        self.drew = self._watched = False
         self._calm = 0  # items that drew nothing
         self._watch = GlobalRngSnapshot()
+
+    def several(self, read: Callable[[], T]) -> T:
+        """``read()``, which reads several items of a share, and nothing else. Once nothing seems to draw, they are watched together.
+
+        Raises:
+            LateDraw: One of them drew. The share must be read again.
+        """
+        before = self._watch.look() if self.on and not self.drew and self._calm >= CALM else None
+        if before is None:
+            return read()
+        self._watched = True
+        try:
+            items = read()
+        except BaseException as exc:
+            self._check(before, raises=is_own_error(exc))
+            raise
+        finally:
+            self._watched = False
+        self._check(before)
+        return items
 
     def read(self, read: Callable[[], Any], share: Share, n: int) -> Any:
         """``read()``, with the generators seeded for item ``n`` of ``share``.
@@ -160,7 +183,7 @@ class ItemSeeding:
         Raises:
             LateDraw: They were not seeded, and it drew. From now on they are.
         """
-        if not self.on:
+        if not self.on or self._watched:
             return read()
         before = None if self.drew or self._calm < CALM else self._watch.look()
         if before is None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import torch
 
 from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import afresh, anywhere
 from penstock._memory.parcel import BYTES, value_of
 from penstock._workers.lifetime import when_abandoned
 from penstock._workers.meter import Histogram, now
@@ -78,7 +78,7 @@ class RayPool:
         queue_size: int = 2,
         max_restarts: int = 8,
         ray_options: Mapping[str, Any] | None = None,
-        allocate: Allocate = afresh,
+        allocate: Allocate = anywhere,
     ) -> None:
         self.size = num_workers
         self._work = setup.work
@@ -306,7 +306,8 @@ class RayPool:
         began = now()
         _, kind, body, found = answer
         if kind != BYTES and found:
-            memory = self._allocate([((len(one),), torch.uint8) for one in found])
+            specs = [((len(one),), torch.uint8) for one in found]
+            memory = self._allocate(specs) or afresh(specs)
             for to, one in zip(memory, found, strict=True):
                 to.numpy()[:] = one
             found = [one.numpy() for one in memory]

@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError
-from penstock._memory.allocation import afresh
+from penstock._memory.allocation import anywhere
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, told_to_end, when_abandoned
 from penstock._workers.meter import Meter, measuring, traced
@@ -185,7 +185,7 @@ class ThreadPool:
         num_workers: int,
         *,
         most: int | None = None,
-        allocate: Allocate = afresh,
+        allocate: Allocate = anywhere,
         name: str = "penstock-map",
         place: Place | None = None,
     ) -> None:
