@@ -32,7 +32,7 @@ def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> N
     assert len(set(re.findall(r"good: \w+\n", said))) == {1: 15, 2: 19, 4: 21}[world_size]
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 4])
 def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of notes_laws.py, seen to fail as it says there."""
     said = run_program(HERE / "notes_laws.py", ranks=world_size)

@@ -509,8 +509,8 @@ ENDS = {
 ENDED_OFTEN = [
     ("exit with it alive", "fork"),
     ("an exception in the loop", "thread"),
-    ("Ctrl-C", "spawn"),
-    ("SIGTERM", "forkserver"),
+    ("Ctrl-C", "fork"),
+    ("SIGTERM", "spawn"),
     ("SIGKILL", "fork"),
 ]
 

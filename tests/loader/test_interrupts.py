@@ -88,7 +88,7 @@ def uninterrupted(name: str) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize(("before", "every"), [(1, 1), (3, 1), (0, 5), pytest.param(0, 1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("before", "every"), [(1, 1), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(3, 1), (0, 5), (0, 1)])])
 def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(before: int, every: int) -> None:
     """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
     comparison of its state with the graph's left out; `_pulling` left out (a stream's generator was dead, and its epoch ended early)."""
@@ -423,7 +423,7 @@ def waits(thread: threading.Thread) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["close", "drop"])
+@pytest.mark.parametrize("then", [pytest.param("close", marks=pytest.mark.soak), "drop"])
 def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(then: str) -> None:
     """Seen to fail: the loader counted as closed before anything had ended, so workers, their zygote, descriptors and readers stayed for good."""
     strikes = Strikes()
@@ -446,7 +446,7 @@ def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_t
     assert len(strikes.at) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_interrupt_at_any_line_of_refresh_loses_nothing() -> None:
     """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in silence; old workers left, and no new
     ones to give the next batch to."""

@@ -49,7 +49,7 @@ by_kind = pytest.mark.parametrize("kind", KINDS)
 class Full:
     """Samples of several tensors and arrays. The first has ``floats`` values, so four samples take 16 bytes times that."""
 
-    def __init__(self, n=40, floats=20_000):
+    def __init__(self, n=40, floats=LARGE // 16):
         self.n, self.floats = n, floats
 
     def __len__(self):
@@ -217,7 +217,7 @@ def test_what_is_kept_outlives_the_workers_that_made_it(caplog):
 def test_each_way_of_keeping(kind):
     """One batch is kept in each way while others arrive, twelve behind the last. Seen to fail: as above."""
     keeper = Keeper(0)
-    with Loader.from_dataset(Full(n=4 * (len(WAYS) + 12), floats=12_000), batch_size=4, **KINDS[kind]) as loader:
+    with Loader.from_dataset(Full(n=4 * (len(WAYS) + 12), floats=LARGE // 16), batch_size=4, **KINDS[kind]) as loader:
         batches = iter(loader)
         for way in WAYS:
             look = way(next(batches))
@@ -235,7 +235,7 @@ def test_each_way_of_keeping(kind):
 @by_kind
 def test_a_list_of_all_batches(kind, caplog):
     """The loader does not hang, and warns once."""
-    with Loader.from_dataset(Full(n=4 * (2 * KEPT + 40), floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+    with Loader.from_dataset(Full(n=4 * (KEPT + 40), floats=LARGE // 16), batch_size=4, **KINDS[kind]) as loader:
         kept = [list(loader) for _ in range(2)]
     for epoch, batches in enumerate(kept):
         for number, batch in enumerate(batches):
@@ -275,7 +275,7 @@ def test_memory_is_used_again(kind):
 @by_kind
 def test_a_batch_may_be_written_to(kind):
     """The user may write to a batch, and no other batch changes."""
-    with Loader.from_dataset(Full(n=40, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+    with Loader.from_dataset(Full(n=40, floats=LARGE // 16), batch_size=4, **KINDS[kind]) as loader:
         for _ in range(2):
             for number, batch in enumerate(loader):
                 check_batch(batch, loader.epoch, number)
@@ -290,7 +290,7 @@ def test_a_batch_may_be_written_to(kind):
 @by_kind
 def test_after_close(kind, caplog):
     """All batches of an epoch; so few are kept without a warning."""
-    loader = Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS[kind])
+    loader = Loader.from_dataset(Full(n=80, floats=LARGE // 16), batch_size=4, **KINDS[kind])
     batches = list(loader)
     loader.close()
     del loader
@@ -307,7 +307,7 @@ def test_after_close(kind, caplog):
 def test_in_a_forked_child(kind, dropped):
     """The child's view stays valid even if the parent drops the batch and the workers fill others; so does the parent's if the child lets go."""
     options = {**KINDS[kind], "num_workers": min(1, KINDS[kind]["num_workers"])}
-    with Loader.from_dataset(Full(n=160, floats=12_000), batch_size=4, **options) as loader:
+    with Loader.from_dataset(Full(n=160, floats=LARGE // 16), batch_size=4, **options) as loader:
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(6)]
         sums = [zlib.crc32(batch["x"].numpy().tobytes()) for batch in kept]
@@ -531,7 +531,7 @@ def segments():
 def test_memory_is_given_back():
     """The memory is freed with the last batch, after the loader."""
     before = segments()
-    with Loader.from_dataset(Full(n=96, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
+    with Loader.from_dataset(Full(n=96, floats=LARGE // 16), batch_size=4, **KINDS["processes"]) as loader:
         kept = [batch["x"][0] for batch in loader]
     assert segments() >= before + 20
     kept = kept[:2]

@@ -49,7 +49,7 @@ def test_the_readme_says_the_same() -> None:
         assert killed == {"heals": "is replaced", "error": "ends the epoch", "hangs": "hangs the loader"}[CLAIMS["killed_worker"][name]]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_claims_about_loaders_that_are_here_hold(run_program: Callable[..., str]) -> None:
     """Without the times, and without waiting for a loader that hangs. Seen to fail: a claim turned round, for each program."""
     programs = [program for program in table.PROGRAMS if program not in ("time_to_resume", "killed_worker", "other_machines")]

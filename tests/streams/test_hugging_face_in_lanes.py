@@ -42,6 +42,7 @@ KINDS = {
     "shards, shuffle": lambda: sharded().shuffle(seed=3, buffer_size=10),
     "shards, shuffle, map": lambda: sharded().shuffle(seed=3, buffer_size=10).map(doubled),
 }
+OFTEN = ["generator, map", "shards, shuffle, map"]
 
 
 def numbers(batch):
@@ -78,7 +79,7 @@ def _marks_at_once(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS])
 def test_it_is_a_data_loader_and_resumes(kind, tmp_path, caplog):
     """Seen to fail with a copy whose epoch, a tensor in shared memory, is that of all copies."""
     whole = as_torch(kind, 4, 3)

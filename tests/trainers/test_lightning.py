@@ -110,6 +110,7 @@ def validations(case: Case) -> int:
     return int((3 - case.resume) / case.trainer.get("val_check_interval", 1) + 0.5)
 
 
+@pytest.mark.soak
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
     """Two ranks with two workers each must all end after a Ctrl-C, which a terminal sends to every process of the group.
 

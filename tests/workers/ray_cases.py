@@ -435,7 +435,7 @@ def a_file_that_a_node_sees_in_another_version_is_named() -> None:
     assert " on node " in said
 
 
-@case
+@long_case
 def a_job_that_takes_too_long() -> None:
     class Slow(Draws):
         def __getitem__(self, i: int) -> Any:
@@ -471,7 +471,7 @@ def it_resumes_everywhere() -> None:
         assert_resumes_everywhere(lambda: built(Draws(10), 2, **options), steps=8)  # noqa: B023  # called at once
 
 
-@case
+@long_case
 def nothing_is_left_after_close() -> None:
     until(lambda: not alive())
     before = objects()
@@ -514,7 +514,7 @@ def ctrl_c_at_any_line_loses_nothing() -> None:
     until(lambda: not alive())
 
 
-@case
+@long_case
 def the_loop_holds_no_lock_written_in_python() -> None:
     """Fails if it uses Ray's futures. Seen to hang: Ctrl-C left the lock of one held, and Ray's only thread for answers waited for it forever."""
     with only_locks_of_c(), built(Draws(), 2) as loader:

@@ -232,7 +232,7 @@ def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int)
     assert forks(*lives) == forked
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_none_that_comes_up_is_an_error() -> None:
     """No child is left behind (the leak fixture checks). Seen to fail: without killing."""
     with pytest.raises(WorkerDied, match=r"20 processes forked from this one hung as they started.*forkserver"):

@@ -100,7 +100,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(method: str, tmp_path: Pat
     assert "`if __name__ == '__main__':`" in errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize("method", ["forkserver", SPAWN])
+@pytest.mark.parametrize("method", [FORKSERVER, "spawn"])
 def test_a_script_with_a_guard_runs(method: str, tmp_path: Path) -> None:
     program = GUARDED.format(dataset="Squares()", options=f"multiprocessing_context={method!r}")
     assert run(program, "file", tmp_path) == ("[[0, 1, 4], [9, 16, 25]]\n", "")

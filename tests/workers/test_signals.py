@@ -238,7 +238,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.soak), "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param(method, marks=pytest.mark.soak) for method in ("spawn", "forkserver")])
 def test_a_program_whose_close_was_interrupted_beside_a_stuck_sample_ends(method: str, run_script: Any, tmp_path: Path) -> None:
     """Seen to hang: `multiprocessing` waited at exit for a worker that nobody had killed, because the interrupted close counted as done."""
     os.mkfifo(tmp_path / "fifo")
