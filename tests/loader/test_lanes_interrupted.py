@@ -58,7 +58,11 @@ def uninterrupted(name, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "again"), [(0, False), pytest.param(3, False, marks=pytest.mark.soak), pytest.param(4, True, marks=pytest.mark.soak)], ids=["at first", "later", "with marks"])
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [(0, False), pytest.param(3, False, marks=pytest.mark.soak), pytest.param(4, True, marks=pytest.mark.soak)],
+    ids=["at first", "later", "with marks"],
+)
 def test_ctrl_c_at_any_line(tmp_path, before, again):
     """Seen to fail: a batch in epochs whose count came a line after its items."""
     strikes, user, runs = Strikes(within=OURS), generators(), 0
