@@ -14,12 +14,11 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock._errors import is_own_error
 from penstock._fetch.torch_collate import collated_field, parts_of, row_spec
-from penstock._memory.allocation import afresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock._memory.allocation import Spec
+    from penstock._memory.allocation import Allocate, Spec
 
 
 WRITE_BYTES = 2**20
@@ -60,7 +59,10 @@ class BatchSchema:
         root: The tree of fields.
         specs: Shape and dtype of one row of each field that is written in place.
         step: Samples to write per call.
+        anywhere: The last allocator that said that a batch may be anywhere, and of how many rows.
     """
+
+    anywhere: tuple[Allocate | None, int] = None, 0
 
     def __init__(self, sample: Any, *, in_place: bool = True) -> None:
         self._registry = dict(default_collate_fn_map)  # a copy: the schema is current only while nothing is registered
@@ -198,7 +200,7 @@ class _TensorField:
         first = column[0]
         if self.kind is torch.Tensor and type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested:
             return torch.stack(list(column))  # as torch does
-        (rows,) = afresh([((len(column), *self.shape), self.dtype)])
+        rows = torch.empty((len(column), *self.shape), dtype=self.dtype, device="cpu")
         self.write(column, rows)
         return rows
 
@@ -239,13 +241,13 @@ class _TensorField:
             rows.numpy()[place] = one
 
     def _numbers(self, column: Sequence[Any], rows: torch.Tensor) -> None:
-        into = rows.numpy()
+        into: Any = rows.numpy()
         # If the first is a float, torch converts all others to floats, and so does `struct`; see `_CODES`. Ints
         # are checked one by one, because `struct` would accept a bool as an int.
         if set(map(type, column[:1] if self.kind is float else column)) != {self.kind}:
             raise TypeError
         if self.kind in _CODES:
-            struct.pack_into(f"={len(column)}{_CODES[self.kind]}", cast("Any", into), 0, *column)  # raises if an int is too large
+            struct.pack_into(f"={len(column)}{_CODES[self.kind]}", into, 0, *column)  # raises if an int is too large
         else:
             into[...] = np.array(column, into.dtype)
 
@@ -307,7 +309,8 @@ class _NumbersField:
         return _Numbers(self, next(memory))
 
     def whole(self, column: Sequence[Any]) -> list[Any]:
-        field = _Numbers(self, *afresh([((len(column), len(self.paths)), torch.float64 if self.kind is float else torch.int64)]))
+        shape, dtype = (len(column), len(self.paths)), torch.float64 if self.kind is float else torch.int64
+        field = _Numbers(self, torch.empty(shape, dtype=dtype, device="cpu"))
         field.add(column)
         if field.fell_back():
             raise OtherStructure

@@ -109,8 +109,10 @@ class BatchBuilder:
         return self._filler.finish(self.added)
 
     def _begin(self, schema: BatchSchema) -> None:
-        memory = self._allocate(self._specs(schema)) if schema.specs else []
+        allocate, rows = schema.anywhere  # as long as it would say the same again, it is not asked
+        memory = None if allocate is self._allocate and self._rows <= rows else self._allocate(self._specs(schema)) if schema.specs else []
         if memory is None and schema is self._collator.schema:
+            schema.anywhere = self._allocate, self._rows
             self._at_once, self.step = schema, self._rows
         else:
             self._in_place(schema, memory)

@@ -105,7 +105,7 @@ class EpochIterator(Generic[T]):
                     if runs.unfinished is not None:
                         runs.roll_back()
                     forget_interrupted()
-                    noted = self, self._run, reader.cursor.saved(), reader.commits.saved()
+                    noted = self, self._run, reader.cursor.saved(), None if reader.commits.committed is None else reader.commits.saved()
                     runs.unfinished = noted  # assigned complete, because a signal handler may ask for the state at any line
                     asked = now()
                     if self._run != runs.number or self._ended:

@@ -148,7 +148,8 @@ class GraphReader(Generic[T]):
         """The next item of this epoch; ``StopIteration`` at its end."""
         if self.closed or self.owner != os.getpid():
             self.check_open()
-        self._check_graph()
+        if _readers.get(id(self._origin)) is not self._me:
+            self._check_graph()
         root, cursor = self.root, self.cursor
         if cursor.stands is GraphPosition.AWAY:  # an interrupt left the graph somewhere else
             self._jump(cursor.state)
@@ -183,8 +184,9 @@ class GraphReader(Generic[T]):
                 if last is not None and not self.positions.first.has_indices:  # data must not be kept alive
                     last = Indices(last.epoch, last.positions, None)
                 cursor.delivered(state, last)
-                self.commits.delivered(state)
-                return item.plain() if isinstance(item, Indices) else item
+                if self.commits.committed is not None:
+                    self.commits.delivered(state)
+                return item.plain() if type(item) is Indices else item  # type: ignore[attr-defined]
             if item.epoch != epoch:
                 raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before it.")
             if self._infinite and cursor.fresh and not cursor.over_marker:

@@ -33,49 +33,52 @@ SEEDS: Final = ("sample_seed", "stream_seed")
 
 @final
 class CommitLedger:
-    """Which delivered batches were trained on; see `Loader.commit`. Until `commit` is first called, every delivered batch counts."""
+    """Which delivered batches were trained on; see `Loader.commit`. Until `commit` is first called, every delivered batch counts.
+
+    Attributes:
+        committed: The state after the last batch that was; None: `commit` was never called, so there is nothing to tell this object.
+    """
 
     def __init__(self) -> None:
-        self._committed: State | None = None  # None: commit() was never called
+        self.committed: State | None = None
         self._uncommitted: deque[State] = deque()
 
     def state_of(self, delivered: State) -> State:
         """The state after the last committed batch; ``delivered`` if nothing was ever committed."""
-        return delivered if self._committed is None else self._committed
+        return delivered if self.committed is None else self.committed
 
     def delivered(self, state: State) -> None:
         """A batch was delivered; ``state`` is the position after it."""
-        if self._committed is not None:
-            self._uncommitted.append(state)
+        self._uncommitted.append(state)
 
     def saved(self) -> tuple[State, list[State]] | None:
         """A copy for `restore`; None if `commit` was never called."""
-        return None if self._committed is None else (self._committed, list(self._uncommitted))
+        return None if self.committed is None else (self.committed, list(self._uncommitted))
 
     def restore(self, saved: tuple[State, list[State]] | None) -> None:
         """Undo everything since `saved`."""
         if saved is not None:
-            self._committed, self._uncommitted = saved[0], deque(saved[1])
+            self.committed, self._uncommitted = saved[0], deque(saved[1])
 
     def commit(self, n: int, now: State) -> None:
         """``n`` more of the delivered batches were trained on; ``now`` is the position after the last delivered one."""
         n = whole_number("commit(n)", n, 0)
-        if self._committed is None and n != 0:
+        if self.committed is None and n != 0:
             raise ValueError(
                 f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() refers to the last committed batch."
             )
-        if self._committed is None:
-            self._committed = now
+        if self.committed is None:
+            self.committed = now
         if not 0 <= n <= len(self._uncommitted):
             raise ValueError(f"commit({n!r}): only {len(self._uncommitted)} batches were delivered and not yet committed.")
         for _ in range(n):
-            self._committed = self._uncommitted.popleft()
+            self.committed = self._uncommitted.popleft()
 
     def forget(self, now: State) -> None:
         """Drop batches that were delivered but not committed, because the loader was moved or the epoch was skipped."""
         self._uncommitted.clear()
-        if self._committed is not None:
-            self._committed = now
+        if self.committed is not None:
+            self.committed = now
 
 
 def parsed(state_dict: Any) -> dict[str, Any]:

@@ -321,7 +321,8 @@ def epoch_of(state: State) -> int:
     """The epoch of a state, as saved by the Cycler. Other nodes with a state nest the Cycler's under ``"source"``."""
     while "epoch" not in state:
         state = state["source"]
-    return cast("int", state["epoch"])
+    epoch: int = state["epoch"]
+    return epoch
 
 
 def seeds_of(root: Node[Any]) -> dict[str, Any]:

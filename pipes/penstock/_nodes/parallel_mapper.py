@@ -201,10 +201,12 @@ class ParallelMapper(Node[T]):
     def next(self) -> T:
         window, executor = self._window, self.executor
         while True:
-            if self._at_once and window.is_clear and (now_done := self._done_at_once()) is not _HELD:
-                if type(now_done) is not Nothing:
-                    return cast("T", now_done)
-                continue
+            if self._at_once and window.is_clear:
+                made: Any = self._done_at_once()
+                if type(made) is Nothing:
+                    continue
+                if made is not _HELD:
+                    return made  # type: ignore[no-any-return]
             if window.unsettled:
                 window.settle()  # the last call raised; its item counts as delivered only now, so that a state saved in between retries it
             self._fill(executor.limit_before())
@@ -243,7 +245,8 @@ class ParallelMapper(Node[T]):
     def get_state(self) -> State:
         window = self._window
         if not window.ahead:
-            return cast("State", window.base)
+            state: State = window.base
+            return state
         rank, world_size = ranks_of(self)
         return {"source": window.base, "delivered": list(window.ahead), "rank": rank, "world_size": world_size}
 

@@ -126,9 +126,12 @@ class Ranks:
         )
 
 
+_AVAILABLE = torch.distributed.is_available()
+
+
 def process_group() -> tuple[int, int] | None:
     """The rank and the world size according to ``torch.distributed``; None if there is no process group."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _AVAILABLE and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None
 

@@ -8,7 +8,7 @@ import struct
 import sys
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -134,9 +134,9 @@ class GlobalRngSnapshot:
 
     def __init__(self) -> None:
         self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep no deviate
-        self._marked: Any = None  # NumPy's generator, for which `_read_marks` was made
-        self._read_marks: Callable[[], tuple[Any, ...]] | None = None
-        self._marks: tuple[Any, ...] = ()
+        self._marked: Any = None  # NumPy's generator, for which `_parts` were found
+        self._parts: list[memoryview] = []  # none: they are not where we expect them
+        self._marks: tuple[bytes, Any] = b"", None
         self._states: States | None = None  # at these marks
 
     def __reduce__(self) -> Any:
@@ -146,9 +146,9 @@ class GlobalRngSnapshot:
         """Their states, the same object if nothing was drawn since the last look; None if they cannot be determined."""
         generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
         if generator is not self._marked:
-            self._marked, self._read_marks, self._states = generator, _marks_of(generator), None
-        marks = () if self._read_marks is None else self._read_marks()
-        if self._states is None or marks != self._marks or not marks:
+            self._marked, self._parts, self._states = generator, _marks_of(generator), None
+        marks = b"".join(self._parts), _python.gauss_next
+        if self._states is None or marks != self._marks or not self._parts:
             self._states, self._marks = self._read(generator), marks
         return self._states
 
@@ -206,16 +206,17 @@ def python_twister() -> tuple[Any, np.ndarray] | None:
     return (generator, memory) if _python_words(memory.tobytes()) == generator.getstate()[1] else None
 
 
-def _marks_of(generator: Any) -> Callable[[], tuple[Any, ...]] | None:
-    """Reads a part of each generator that changes whenever the generator does; ``generator`` is NumPy's. None if one is not where we expect it."""
+_python: Any = getattr(random.getstate, "__self__", None)
+"""Python's generator. With it, the deviate that it keeps is no part of its memory that we read."""
+
+
+def _marks_of(generator: Any) -> list[memoryview]:
+    """A part of each generator that changes whenever the generator does; ``generator`` is NumPy's. Empty if one is not where we expect it."""
     numpys, pythons, torchs = numpy_twister(generator), python_twister(), torch_twister()
     if numpys is None or pythons is None or torchs is None:
-        return None
+        return []
     # The first words, because `seed` sets some of them to constants, the position, and the deviates kept for the next call.
-    python, words, place = pythons[0], numpys[:40].tobytes, numpys[-4:].tobytes
-    begin = pythons[1][:40].tobytes
-    head, kept = torchs.marks
-    return lambda: (words(), place(), begin(), python.gauss_next, head(), kept())
+    return [memoryview(cast("Any", part)) for part in (numpys[:40], numpys[-4:], pythons[1][:40], *torchs.marks)]
 
 
 @final
@@ -245,9 +246,9 @@ class TorchMemory:
         return self._memory[16:24]
 
     @property
-    def marks(self) -> tuple[Callable[[], bytes], Callable[[], bytes]]:
-        """Read the seed, the places and the first words; and the deviates."""
-        return self._memory[:40].tobytes, self._memory[2516:].tobytes
+    def marks(self) -> tuple[np.ndarray, np.ndarray]:
+        """The seed, the places and the first words; and the deviates."""
+        return self._memory[:40], self._memory[2516:]
 
     def read(self) -> tuple[Any, ...]:
         """The equivalent of ``generator.get_state``."""
