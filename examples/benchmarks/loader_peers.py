@@ -188,6 +188,21 @@ class Planes:
         return self.store[index % len(self.store)].astype(np.float32)
 
 
+def fields(index: int) -> dict[str, Any]:
+    """A dict of three: a small image, its label, two boxes."""
+    return {"image": torch.full((3, 8, 8), float(index)), "label": index, "boxes": torch.full((2, 4), float(index))}
+
+
+def tokenized(index: int) -> dict[str, torch.Tensor]:
+    """Three rows of 512 tokens."""
+    return {name: torch.full((512,), index) for name in ("input_ids", "attention_mask", "labels")}
+
+
+def of_detection(samples: list[dict[str, Any]]) -> tuple[list[torch.Tensor], list[int]]:
+    """What a detector's collate_fn does: lists, because images differ in size."""
+    return [sample["image"] for sample in samples], [sample["label"] for sample in samples]
+
+
 def waited(index: int) -> np.ndarray:
     """5 ms of waiting, as for a network. The first value is the sample's number."""
     time.sleep(0.005)
@@ -262,6 +277,18 @@ WORKLOADS = {
         "batches of 38 MB, copied once by the consumer", lambda length: Made(length, Planes()), 12_800, turn=1.5, copies=True
     ),
     "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, waits=True, turn=5),
+    **{
+        f"fields {n}": Workload(f"dicts of three small fields, batches of {n}", lambda length: Made(length, fields), 2000 * n, n)
+        for n in (1, 4, 16, 64)
+    },
+    **{
+        f"tokens {n}": Workload(f"dicts of three rows of 512 tokens, batches of {n}", lambda length: Made(length, tokenized), 2000 * n, n)
+        for n in (4, 16)
+    },
+    "list": Workload("numbers, batches of 8, collate_fn=list", lambda length: Made(length, int), 16_000, 8, list),
+    "detection": Workload(
+        "dicts of three small fields, lists of 4 by a collate_fn", lambda length: Made(length, fields), 8000, 4, of_detection
+    ),
     NOTHING: Workload("nothing is loaded", lambda _: Nothing(), collate=first),
 }
 

@@ -38,6 +38,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import tables as tables
 import torch
@@ -62,11 +63,13 @@ def leaves(batch: Any) -> list[Any]:
 
 def form(batch: Any) -> list[Any]:
     """What every batch of a workload has in common."""
-    return [(str(leaf.dtype).removeprefix("torch."), leaf.ndim) for leaf in leaves(batch)]
+    return [(str(getattr(leaf, "dtype", type(leaf))).removeprefix("torch."), np.ndim(leaf)) for leaf in leaves(batch)]
 
 
 def marks(batch: Any) -> list[float]:
     """What identifies the samples of a batch."""
+    if numbers := [leaf for leaf in leaves(batch) if isinstance(leaf, int)]:  # of a collate_fn that makes lists
+        return numbers
     leaf = torch.as_tensor(batch["input_ids"] if isinstance(batch, dict) and "input_ids" in batch else leaves(batch)[0])
     return leaf.flatten(1).sum(1, dtype=torch.float64).tolist() if leaf.ndim > 1 else leaf.tolist()
 
