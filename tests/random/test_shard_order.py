@@ -97,3 +97,38 @@ def test_a_million_shards_are_a_small_state():
     begin = time.thread_time()
     order.indices(3, positions + 4096)
     assert time.thread_time() - begin < 0.1, "the epoch's shards are laid out once"
+
+
+def test_what_a_state_and_a_graph_say_of_it():
+    """By value, because a state of yesterday is compared with it. Seen to fail: each word changed."""
+    order = ShardOrder([3, 0, 2, 4], 2, 5, 7)
+    counts = ShardOrder([3, 0, 2, 4], seed=7).settings()["counts"]
+    assert counts != ShardOrder([3, 0, 4, 2], seed=7).settings()["counts"]
+    assert order.settings() == {"order": "shards", "length": 9, "counts": counts, "lanes": 2, "window": 5, "seed": 7}
+    assert ShardOrder([1], shuffle=False).settings()["order"] == "shards in order"
+    assert order.details() == {"shards": 4, "records": 9, "lanes": 2, "window": 5, "seed": 7}
+    assert ShardOrder([1], 2**16).settings()["lanes"] == 2**16
+    with pytest.raises(ValueError, match="window=5 shuffles the records, but shuffle=False"):
+        ShardOrder([1], window=5, shuffle=False)
+
+
+def test_the_openings_are_those_of_a_walk():
+    """Each shard once per lane that reads of it, when that lane comes to it. Seen to fail: another epoch, and times without the epoch."""
+    order = ShardOrder([3, 0, 2, 4, 6], 2, seed=7)
+    for epoch in (0, 3):
+        walked = [[*dict.fromkeys(shards_of([3, 0, 2, 4, 6], whole(order, epoch)[lane::2]).tolist())] for lane in range(2)]
+        opened = order.opens(epoch)
+        assert [opened.shards[opened.lanes == lane].tolist() for lane in range(2)] == walked
+        assert (np.diff(opened.times) >= 0).all()
+        assert opened.times[0] == epoch
+        assert opened.times[-1] < epoch + 1
+
+
+@pytest.mark.parametrize(
+    ("shards", "most", "lanes"), [(0, None, 1), (7, None, 1), (8, None, 2), (400, None, 96), (400, 48, 48), (400, 47, 24)]
+)
+def test_the_usual_lanes(shards, most, lanes):
+    """At least four shards each, at most ``most``. Seen to fail: less than ``most``."""
+    from penstock._random.shard_order import usual_lanes
+
+    assert usual_lanes(shards, most) == lanes
