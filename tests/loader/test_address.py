@@ -243,12 +243,15 @@ def test_what_is_no_address_of_this_loader_is_refused() -> None:
         refused(loader, Address(0, N), IndexError, f"position {N} is not in epoch 0, which has {N} items")
         refused(loader, Address(0, (1, N + 5)), IndexError, f"position {N + 5} is not in epoch 0")
         refused(loader, Address(0, 0, indices=99), StateMismatch, "has other indices than this loader at that position")
+        loader.load_ahead([Address(0, 0)])  # seen to fail: what was looked up already was not compared
+        refused(loader, Address(0, 0, indices=99), StateMismatch, "has other indices than this loader at that position")
         with pytest.raises(ValueError, match="no samples"):
             loader.load(Address(0, ()))
         assert loader.load(Address(np.int64(0), np.int64(2))).shape == (7,)  # type: ignore[arg-type]
         assert loader.load(Address(0, np.arange(3))).shape == (3, 7)  # type: ignore[arg-type]
     refused(loader, Address(0, 0), ClosedError, "closed")
-    for epoch, position in ((-1, 0), (0, -1), (0, (1, -1))):
+    # The large ones: seen to fail with an OverflowError, much later.
+    for epoch, position in ((-1, 0), (0, -1), (0, (1, -1)), (2**62, 0), (0, 2**63), (0, (1, 2**63))):
         with pytest.raises(ValueError, match="count from 0"):
             Address(epoch, position)
     for damaged in (None, [], [0], [0, [1]], [0, [0, 0]], [-1, 0], [0, "x"], [0, [0, 2**40]], [0, -1], {"a": 1}, [0, True, 1]):

@@ -40,8 +40,9 @@ class Address:
         given = self.position
         many = isinstance(given, tuple | list) or getattr(given, "ndim", 0) > 0
         position = tuple(map(index, given)) if many else index(given)  # type: ignore[arg-type]
-        if min(index(self.epoch), *(position if isinstance(position, tuple) else (position,)), 0) < 0:
-            raise ValueError(f"Address({self.epoch!r}, {given!r:.80}): epochs and positions count from 0.")
+        numbers = index(self.epoch), *(position if isinstance(position, tuple) else (position,))
+        if min(numbers) < 0 or max(numbers) >= 2**62:
+            raise ValueError(f"Address({self.epoch!r:.80}, {given!r:.80}): epochs and positions count from 0, and are below 2**62.")
         object.__setattr__(self, "epoch", index(self.epoch))
         object.__setattr__(self, "position", position)
 

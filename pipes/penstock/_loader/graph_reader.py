@@ -235,7 +235,9 @@ class GraphReader(Generic[T]):
         """The batch or sample at ``address`` once more. Moves nothing."""
         self.owner = os.getpid()
         with self._still():
-            item = self._ahead[address] if address in self._ahead else self.at([address])[0]
+            item = self._ahead.get(address)
+            if item is None or address.indices not in (None, item.plain()):
+                item = self.at([address])[0]  # which refuses other indices
             made: Any = item
             for node in reversed(self._nodes[: self._index_level]):
                 made = node.again(made)

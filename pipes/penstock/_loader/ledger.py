@@ -29,6 +29,7 @@ import numpy as np
 from penstock._arguments import Shown, seconds, whole_number
 from penstock._errors import ClosedError, GraphError, StateError
 from penstock._loader.address import Address, as_runs, of_runs
+from penstock._loader.epoch_iterator import EpochIterator
 from penstock._nodes.sharder import ranks_of
 from penstock._workers.bell import Bell
 
@@ -59,7 +60,7 @@ class Ledger(Shown, Generic[T]):
     after a load it is served first, in order, with the same random numbers; then come the samples that nobody has taken. Save it together with the weights: what was
     settled after that never happened.
 
-    While a ledger is attached, the loader's own ``state_dict`` raises, because a trainer that saves it would skip what is open.
+    While a ledger is attached, the loader's own ``state_dict`` raises, because a trainer that saves it would skip what is open. So does what would move the loader beside it.
 
     Args:
         loader: Infinite, on one rank (which hands the samples out), over data that is read by position. With ``batch_size=None`` the items are samples, otherwise batches.
@@ -91,30 +92,32 @@ class Ledger(Shown, Generic[T]):
         self._thread: ThreadPoolExecutor | None = None  # of `__anext__`
         # All below is guarded by the lock, and set anew by `_begin`.
         self._closed = False
-        self._open: dict[Address, float]  # since when
+        self._open: dict[Address, tuple[float, Any]]  # since when, and its indices, if they are known
         self._queue: OrderedDict[Address, None]  # of those, the ones to be served again
         self._retired: set[int]
         self._settled: OrderedDict[Address, str]  # the last ones
         self._taking: Address | None  # see `_take`
-        self._handing: Address | None  # open, and not returned yet
+        self._handing: dict[int, Address | None]  # by thread: open, and not returned yet
         self._iterator: Iterator[T] | None
         self._pending: Future[tuple[Address, T] | None] | None  # of an `__anext__`; it survives a cancellation
         self._frontier: tuple[Address | None, Any]  # what was taken last, and the position after it
         self._begin([], [])
         loader.saved_by = "ledger"
+        if loader._runs.number:
+            loader._runs.end()  # iterators from before read no more
 
     def _begin(self, opened: Iterable[Address], retired: Iterable[int]) -> None:
-        since = dict.fromkeys(opened, time.monotonic())
+        since = dict.fromkeys(opened, (time.monotonic(), None))
         vars(self).update(  # at once, because a signal handler may save the state
             _open=since,
             _queue=OrderedDict.fromkeys(since),
             _retired={*retired},
             _settled=OrderedDict(),
             _taking=None,
-            _handing=None,
+            _handing={},
             _iterator=None,
             _pending=None,
-            _frontier=(None, self._loader.here),
+            _frontier=(self._loader.last, self._loader.here),
         )
 
     def details(self) -> dict[str, Any]:
@@ -134,10 +137,14 @@ class Ledger(Shown, Generic[T]):
             Exception: Loading it failed. A sample that is to be served again stays where it is; `drop` ends that.
         """
         end = time.monotonic() + self._timeout
-        while (pair := self._attempt(end)) is None:
-            pass
-        self._handing = None  # the last step: an interrupt before it has the sample served by the next call
-        return pair
+        try:
+            while (pair := self._attempt(end)) is None:
+                pass
+            self._handing[threading.get_ident()] = None  # the last step: an interrupt before it has the sample served by the next call
+            return pair
+        except BaseException:
+            self._give_back()  # to any thread; if that is interrupted, then to this one
+            raise
 
     def __aiter__(self) -> Self:
         return self
@@ -177,7 +184,7 @@ class Ledger(Shown, Generic[T]):
 
     def _attempt_in_thread(self, end: float) -> tuple[Address, T] | None:
         pair = self._attempt(end)
-        self._handing = None
+        self._handing[threading.get_ident()] = None
         return pair
 
     def _enter(self, end: float) -> bool:
@@ -185,12 +192,14 @@ class Ledger(Shown, Generic[T]):
         me = threading.get_ident()
         with self._lock:
             self._check_life()
-            may = self._queue or self._handing is not None or len(self._open) < self._max_open
+            may = self._queue or self._handing.get(me) is not None or len(self._open) < self._max_open
             if may and self._users.setdefault(None, me) == me:  # it may be this thread's own, left by an interrupt
                 self._recover()
                 return True
+            if not may:
+                self._loader._reader.check_open()  # nobody would end this wait
             if not may and time.monotonic() >= end:
-                at, since = next(iter(self._open.items()))
+                at, (since, _) = next(iter(self._open.items()))
                 raise TimeoutError(
                     f"max_open={self._max_open} are open, and none was settled for {self._timeout:g} s. The oldest is {at}, open for {time.monotonic() - since:.0f} s. Call "
                     f"done, drop or again for it."
@@ -202,12 +211,24 @@ class Ledger(Shown, Generic[T]):
         last = self._loader.last
         if self._iterator is not None and last is not None and last != self._frontier[0]:
             self._take(last, self._loader.here)
-        if self._handing is not None and self._handing in self._open:
-            self._queue[self._handing] = None
-            self._queue.move_to_end(self._handing, last=False)
-        self._handing = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """What this thread has taken, and not returned, is the next to be served."""
+        with self._lock:
+            me = threading.get_ident()
+            if (at := self._handing.get(me)) is not None and at in self._open:
+                self._queue[at] = None
+                self._queue.move_to_end(at, last=False)
+            self._handing[me] = None
 
     def _served(self) -> tuple[Address, T]:
+        if self._iterator is None:
+            if ranks_of(self._loader.root)[1] != 1:
+                raise GraphError(
+                    "a Ledger is for one rank, which hands the samples out to the others. Build its loader with rank=0, world_size=1."
+                )
+            self._iterator = EpochIterator(self._loader)
         while (at := next(iter(self._queue), None)) is not None:
             with self._lock:
                 ahead = list(islice(self._queue, _AHEAD))
@@ -220,21 +241,16 @@ class Ledger(Shown, Generic[T]):
             at = self._loader.locate(at)
             with self._lock:
                 if at in self._queue and at in self._open:  # otherwise it was settled meanwhile
-                    self._handing = at
+                    self._open[at] = self._open[at][0], at.indices
+                    self._handing[threading.get_ident()] = at
                     del self._queue[at]
                     return at, item
-        return self._new()
+        return self._new(self._iterator)
 
-    def _new(self) -> tuple[Address, T]:
-        if self._iterator is None:
-            if ranks_of(self._loader.root)[1] != 1:
-                raise GraphError(
-                    "a Ledger is for one rank, which hands the samples out to the others. Build its loader with rank=0, world_size=1."
-                )
-            self._iterator = iter(self._loader)
+    def _new(self, samples: Iterator[T]) -> tuple[Address, T]:
         first: int | None = None
         while True:
-            item = next(self._iterator)
+            item = next(samples)
             at = self._loader.last
             if at is None:
                 raise GraphError("a node of this graph overrides next, so nobody knows which samples it has delivered.")
@@ -249,10 +265,11 @@ class Ledger(Shown, Generic[T]):
         """``at`` is delivered: unless it is retired it is open, and the frontier is past it. Returns whether it is open."""
         if self._retired and not isinstance(at.indices, int):  # `retire` could not see it before the first item
             raise ValueError("retire() is about single samples, but this loader makes batches. Build it with batch_size=None.")
-        if served := not self._retired or at.indices not in self._retired:
-            self._taking = at  # while it is open, but not behind the frontier yet
-            self._open[at] = time.monotonic()
-            self._handing = at
+        served = not self._retired or at.indices not in self._retired
+        self._taking = at if served else None  # while it is open, but not behind the frontier yet
+        if served:
+            self._open[at] = time.monotonic(), at.indices
+            self._handing[threading.get_ident()] = at
         self._frontier = at, here
         return served
 
@@ -313,11 +330,14 @@ class Ledger(Shown, Generic[T]):
         if not isinstance(at, Address):
             raise TypeError(f"{at!r:.80} is not an Address. Pass the first of the two that the ledger gave you.")
         if at in self._open:
+            known = self._open[at][1]
+            if None not in (known, at.indices) and known != at.indices:
+                raise ValueError(f"{at} is of another loader: the one open here has the indices {known!r:.80}.")
             return
         if at in self._settled:
             raise ValueError(f"{at} was already settled: {self._settled[at]}.")
         last = self._frontier[0]
-        if last is not None and (at.epoch, at.position) <= (last.epoch, last.position):
+        if last is not None and _in_order(at) <= _in_order(last):
             raise ValueError(
                 f"{at} is not open: it was settled or retired long ago, or before this state was loaded, or it is of another loader."
             )
@@ -368,7 +388,7 @@ class Ledger(Shown, Generic[T]):
             if self._users.setdefault(None, threading.get_ident()) != threading.get_ident():
                 raise RuntimeError("another thread is in next(ledger). Load a state between two samples.")
         try:
-            self._loader.load_state_dict(state)
+            self._loader._resume(state)
             with self._lock:
                 self._begin(opened, retired)
         finally:
@@ -437,5 +457,5 @@ def parts(state_dict: Any) -> tuple[Any, list[Address], list[int]]:
         if len({*opened}) < len(opened):
             raise ValueError("a position is open twice")
         return found["loader"], sorted(opened, key=_in_order), _unpacked(found["retired"])
-    except (ValueError, TypeError, AttributeError, zlib.error) as exc:
+    except (ValueError, TypeError, AttributeError, RecursionError, zlib.error) as exc:
         raise StateError(f"this state of a Ledger is damaged: {exc}") from None

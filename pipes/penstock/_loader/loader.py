@@ -106,7 +106,9 @@ class Loader(FromDataset, Generic[T]):
 
         Raises:
             TypeError: The loader is to resume within an epoch, and ignite's ``DeterministicEngine`` would discard its first batches.
+            GraphError: It has a `Ledger`.
         """
+        self._check_alone()
         refuse_discarding(self)
         return EpochIterator(self)
 
@@ -133,7 +135,7 @@ class Loader(FromDataset, Generic[T]):
                 "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build a new one, and pass this one's state_dict() "
                 "to its load_state_dict."
             )
-        return vars(self).copy()
+        return {**vars(self), "saved_by": None}  # a copy has no ledger
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new one.")
@@ -182,6 +184,7 @@ class Loader(FromDataset, Generic[T]):
         After the last batch, this records that the loop saw the end: a state saved from then on resumes at the next epoch. Idempotent.
         """
         self._reader.check_open()
+        self._check_alone()
         self._runs.roll_back()
         if self._reader.cursor.end_epoch():
             self._runs.given_up = self._runs.end()
@@ -303,16 +306,22 @@ class Loader(FromDataset, Generic[T]):
         Raises:
             StateError: Not a state of this library, or damaged. The loader is unchanged.
             StateMismatch: Saved under other settings; the message names each one with both values. The loader is unchanged.
+            GraphError: The loader has a `Ledger`.
             ClosedError: After `close`.
         """
+        self._check_alone()
+        self._resume(state_dict, strict)
+
+    def _resume(self, state_dict: Any, strict: bool | None = None) -> None:
+        """`load_state_dict`, also under a ledger, which has no ``strict``."""
         self._reader.check_open()
         self._runs.roll_back()
         state = parsed(state_dict)
         changed = changes(state["settings"], self._settings_at(state["state"]))
-        if changed and strict:
+        if changed and strict is not False:
+            way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
             raise StateMismatch(
-                "this state was saved under other settings: " + "; ".join(changed) + ". Load it with the settings it was saved under, "
-                "or pass strict=False to start the next epoch under the new ones."
+                f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it was saved under{way}."
             )
         if changed:
             inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
@@ -323,6 +332,12 @@ class Loader(FromDataset, Generic[T]):
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()
+
+    def _check_alone(self) -> None:
+        if self.saved_by is not None:
+            raise GraphError(
+                f"this loader is read by its {self.saved_by}, which would lose what moves it beside. Use the {self.saved_by}, or close it first."
+            )
 
     def commit(self, n: int = 1) -> None:
         """Make `state_dict` refer to the last *committed* batch, for trainers that prefetch or may fail in the middle of a step.
