@@ -22,11 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.command == "state":
             from penstock._command import state
 
-            return max(state.show(path, sys.stdout, sys.stderr) for path in chosen.files)
+            return max(state.show(path, chosen.key, sys.stdout, sys.stderr) for path in chosen.files)
         if chosen.command == "which":
             from penstock._command.which import which
 
-            return which(chosen.target, chosen.steps, chosen.rank, chosen.world_size, chosen.state, sys.stdout, sys.stderr)
+            return which(chosen.target, chosen.steps, chosen.rank, chosen.world_size, chosen.state, chosen.key, sys.stdout, sys.stderr)
         if chosen.command == "bench":
             from penstock._command.bench import bench
 
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     source = "The file is JSON or written by torch.save: a state, or a checkpoint that holds some. Nothing in it is unpickled or executed."
     state = commands.add_parser("state", help=about, description=f"{about.capitalize()}. {source}")
     state.add_argument("files", nargs="+", metavar="FILE")
+    state.add_argument("--key", metavar="KEY", help="only the states below this key of the checkpoint, such as trainer.loader")
 
     about = "print which samples are in some steps of training, by position, index and where they come from; loads nothing"
     example = "example: python -m penstock which path/to/train.py:make_loader --steps 335:345 --rank 2 --world-size 8"
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "state",
         nargs="?",
         metavar="STATE",
-        help="a JSON file with a state of that loader, to check that it is the same data, order and seed",
+        help="a file with a state of that loader, JSON or written by torch.save, to check that it is the same data, order and seed",
     )
     which.add_argument(
         "--steps",
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A:B",
         help="batches of the rank since the beginning of training, from A up to but not including B",
     )
+    which.add_argument("--key", metavar="KEY", help="which state, if a checkpoint holds several: its key, such as trainer.loader")
     which.add_argument("--rank", type=int, default=0, metavar="R")
     which.add_argument("--world-size", type=_count, default=1, metavar="N")
 

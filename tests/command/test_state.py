@@ -133,6 +133,10 @@ def test_states_inside_a_checkpoint_of_torch(tmp_path: Path, capsys: pytest.Capt
     assert "after 40 of 100 samples" in out
     torch.save(checkpoint, file, _use_new_zipfile_serialization=False)
     assert shown(file, capsys)[1] == out
+    assert main(["state", str(file), "--key", "data.1"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(file))] == [f"{file}['data'][1]['eval']"]
+    assert main(["state", str(file), "--key", "data.2"]) == 1
+    assert "has no penstock state at data.2, but at: data.0, data.1.eval." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["torch", "pickle"])

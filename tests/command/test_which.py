@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from penstock import Loader, Mix
+from penstock import Ledger, Loader, Mix
 from penstock.__main__ import main
 from penstock.formats import jsonl
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODULE = """
 from torch.utils.data import IterableDataset
@@ -88,6 +87,44 @@ def test_it_says_what_a_rank_gets(module: Path, capsys: Any, monkeypatch: Any, r
             assert rest.endswith(f"{name}.jsonl, record {number}")
         else:
             assert rest == f"index {sample}"
+
+
+def test_a_state_in_a_checkpoint(module: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Under any key, of a loader or of its ledger, if there is one only, or by ``--key``. Seen to fail: the whole checkpoint had to be a state."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    def states(seed: int) -> tuple[Any, Any]:
+        with Loader.from_dataset(list(range(30)), 3, True, seed=seed, infinite=True) as loader:
+            state = loader.state_dict()
+            with Ledger(loader) as ledger:
+                next(ledger)
+                return state, ledger.state_dict()
+
+    (good, taken), (wrong, _) = states(5), states(6)
+    file = module.parent / "run.pt"
+    words = ["which", f"{module}:other", str(file), "--steps", "3"]
+    model = {"weight": torch.ones(3)}
+    for checkpoint, more in (
+        ({"model": model, "loader": good}, []),
+        ({"model": model, "ledger": taken}, []),
+        ({"model": model, "trainer": {"loader": good}, "validation": wrong}, ["--key", "trainer.loader"]),
+        ({"model": model, "trainer": {"a.b": [wrong, good]}}, ["--key", "trainer.a.b.1"]),
+    ):
+        torch.save(checkpoint, file)
+        assert main([*words, *more]) == 0
+        assert len(lines(capsys.readouterr().out)) == 3
+    for checkpoint, more, message in (
+        ({"loader": good, "validation": [wrong]}, [], "holds several states. Choose one with --key: loader, validation.0."),
+        ({"loader": good}, ["--key", "loade"], "has no penstock state at loade, but at: loader."),
+        (good, ["--key", "loader"], "has no penstock state at loader, but at: its top level."),
+        ({"model": model, "step": 3}, ["--key", "loader"], "contains no penstock state. Its keys are ['model', 'step']."),
+        ({"loader": wrong}, [], "seed was 6 and is 5"),
+        ({"loader": good, "model": Path("x")}, [], "are not unpickled"),
+    ):
+        torch.save(checkpoint, file)
+        assert main([*words, *more]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_what_it_cannot_say(module: Path, capsys: Any, monkeypatch: Any) -> None:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def show(path: str, out: TextIO, err: TextIO) -> int:
+def show(path: str, key: str | None, out: TextIO, err: TextIO) -> int:
     """Print the states in a file: where each resumes, what it needs, on which ranks it loads, and its JSON.
 
     Args:
         path: A JSON file, or one written by ``torch.save``: a state, or anything that holds states under any keys.
+        key: Only those below this key, such as ``trainer.loader``; None: all.
         out: Stream for the output.
         err: Stream for errors.
 
@@ -29,14 +30,13 @@ def show(path: str, out: TextIO, err: TextIO) -> int:
         The exit code: 0 if there is a state and each one can be read, else 1.
     """
     try:
-        found = list(_states(_loaded(path), path, set()))
+        found = states(path, key)
     except (OSError, StateError, RecursionError) as exc:
         print(f"penstock state: {cut(str(exc), 1000)}", file=err)
         return 1
-    if not found:
-        print(f"penstock state: {path} contains no penstock state. Save what loader.state_dict() returns.", file=err)
     damaged = 0
-    for where, state in found:
+    for names, state in found:
+        where = path + "".join(f"[{cut(repr(name), 60)}]" for name in names)
         try:
             of, opened, retired = ledger.parts(state)
             more = [f"It is of a Ledger: {len(opened):,} open, which are served first, and {len(retired):,} indices retired."] * (
@@ -47,7 +47,30 @@ def show(path: str, out: TextIO, err: TextIO) -> int:
         except ValueError as exc:  # a StateError; or Python refuses to print a number with more than 4300 digits
             damaged += 1
             print(f"penstock state: {where} is damaged: {cut(str(exc), 1000)}", file=err)
-    return 0 if found and not damaged else 1
+    return 1 if damaged else 0
+
+
+def states(path: str, key: str | None) -> list[tuple[tuple[Any, ...], Any]]:
+    """The states in a file, each with the keys that lead to it; see `show`.
+
+    Raises:
+        StateError: There is none, or the file cannot be read.
+        OSError: There is no such file.
+    """
+    whole = _loaded(path)
+    found = list(_states(whole, (), set()))
+    if not found:
+        keys = f"Its keys are {cut(repr([*whole]), 200)}. " if isinstance(whole, dict) else ""
+        raise StateError(f"{path} contains no penstock state. {keys}Save what loader.state_dict() returns.")
+    chosen = [one for one in found if key is None or f"{dotted(one[0])}.".startswith(f"{key}.")]
+    if not chosen:
+        raise StateError(f"{path} has no penstock state at {key}, but at: {cut(', '.join(dotted(names) for names, _ in found), 500)}.")
+    return chosen
+
+
+def dotted(names: tuple[Any, ...]) -> str:
+    """The keys that lead to a state, as ``--key`` takes them."""
+    return ".".join(map(str, names)) or "its top level"
 
 
 def _sentences(settings: dict[str, Any], state: Any) -> tuple[str, str, str]:
@@ -93,15 +116,15 @@ def _said(value: Any) -> str:
     return cut(json.dumps(value).strip('"'), 80)
 
 
-def _states(one: Any, where: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Every dict with a key of ours and a string value, and the path to it."""
+def _states(one: Any, names: tuple[Any, ...], seen: set[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every dict with a key of ours and a string value, and the keys that lead to it."""
     if not isinstance(one, dict | list | tuple) or id(one) in seen:
         return
     seen.add(id(one))
     if isinstance(one, dict) and any(isinstance(one.get(key), str) for key in (KEY, ledger.KEY)):
-        yield where, one
+        yield names, one
     for key, value in one.items() if isinstance(one, dict) else enumerate(one):
-        yield from _states(value, f"{where}[{cut(repr(key), 60)}]", seen)
+        yield from _states(value, (*names, key), seen)
 
 
 def _loaded(path: str) -> Any:

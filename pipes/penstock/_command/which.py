@@ -6,10 +6,12 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, TextIO
 
+from penstock._command.state import dotted, states
 from penstock._command.target import TargetError, built
 from penstock._errors import PenstockError
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._loader.address import Address
+from penstock._loader.ledger import parts
 from penstock._loader.loader import Loader
 from penstock._nodes.index_node import IndexNode
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state: str | None, out: TextIO, err: TextIO) -> int:
+def which(
+    target: str, steps: tuple[int, int], rank: int, world_size: int, state: str | None, key: str | None, out: TextIO, err: TextIO
+) -> int:
     """Print one line of JSON for each sample of the steps.
 
     Args:
@@ -25,7 +29,8 @@ def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state
         steps: The first one and the one after the last, counted from the first batch of training, from 0.
         rank: Whose steps; the loader finds it where ``torchrun`` leaves it.
         world_size: Number of ranks.
-        state: A JSON file with a state of that loader, which is checked.
+        state: A file with a state of that loader, or of its `Ledger`, which is checked; see `penstock._command.state.show`.
+        key: Where in the file; needed if there are several.
         out: Stream for the output.
         err: Stream for errors.
 
@@ -38,8 +43,10 @@ def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state
         if not isinstance(loader, Loader):
             raise TargetError(f"{target} returns a {type(loader).__name__}, but only a penstock.Loader knows which samples are in a step.")
         if state is not None:
-            with open(state) as file:
-                loader.load_state_dict(json.load(file))
+            saved = states(state, key)
+            if len(saved) > 1:
+                raise TargetError(f"{state} holds several states. Choose one with --key: {', '.join(dotted(names) for names, _ in saved)}.")
+            loader.load_state_dict(parts(saved[0][1])[0])
         facts = DatasetFacts(loader.dataset if loader._words is not None else None)
         for step, address in _addresses(loader, *steps):
             indices = address.indices if isinstance(address.indices, list) else [address.indices]
@@ -48,7 +55,7 @@ def which(target: str, steps: tuple[int, int], rank: int, world_size: int, state
                 if isinstance(index, int) and (where := facts.where(index)) is not None:
                     found["where"] = where
                 print(json.dumps(found, default=str), file=out)
-    except (TargetError, PenstockError, OSError, ValueError) as exc:
+    except (TargetError, PenstockError, OSError, ValueError, RecursionError) as exc:
         print(f"penstock which: {exc}", file=err)
         return 1
     return 0
