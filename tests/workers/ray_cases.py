@@ -22,12 +22,14 @@ import threading
 import time
 import traceback
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 import ray.train.torch
+import ray_ledger
 import torch
 from ray.cluster_utils import Cluster
 from strikes import Strikes, only_locks_of_c
@@ -584,6 +586,73 @@ class Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+
+
+@long_case
+def a_ledger_settles_in_any_order() -> None:
+    """While its actors are killed, and then with another number of them. Each sample comes as it does inline, and what was open comes first.
+
+    Seen to fail: with a state that had nothing open.
+    """
+    numbers, expected = random.Random(1), [*islice(ray_ledger.build(0), 100)]
+    settled: list[penstock.Address] = []
+    with ray_ledger.build(2) as loader, penstock.Ledger(loader, 30, timeout=60) as ledger:
+        for number in range(60):
+            at, sample = next(ledger)
+            assert (at.epoch, at.position) == divmod(number, 40)
+            assert torch.equal(sample, expected[number])
+            if len(ledger.open) == 30:
+                settled += numbers.sample(ledger.open, 20)
+                for one in settled[-20:]:
+                    ledger.done(one)
+                for actor in actors_of(loader):
+                    ray.kill(actor.handle)
+        state = json.loads(json.dumps(ledger.state_dict()))
+    with ray_ledger.build(1) as loader, penstock.Ledger(loader, 60, timeout=60) as ledger:
+        ledger.load_state_dict(state)
+        wanted = [number for number in range(60) if penstock.Address(*divmod(number, 40)) not in settled] + [*range(60, 80)]
+        assert len(wanted) == 40
+        for number in wanted:
+            at, sample = next(ledger)
+            assert (at.epoch, at.position) == divmod(number, 40)
+            assert torch.equal(sample, expected[number])
+
+
+@long_case
+def a_ledger_is_killed_with_its_workers() -> None:
+    """Two lives end by SIGKILL, each with another number of workers: over all of them nothing is lost, and nothing settled twice.
+
+    Seen to fail: with a state that had nothing open.
+    """
+    file = Path(folder(), "checkpoint.json")
+    expected = [ray_ledger.checksum(sample) for sample in islice(ray_ledger.build(0), 400)]
+
+    def left() -> tuple[list[int], list[int], int]:
+        """Of the checkpoint: what was settled, what is open, and the first that nobody has taken."""
+        saved = json.loads(file.read_text())
+        with ray_ledger.build(0) as loader, penstock.Ledger(loader) as ledger:
+            ledger.load_state_dict(saved["ledger"])
+            opened = [next(ledger)[0] for _ in ledger.open]
+            ends = next(ledger)[0]
+        return [40 * epoch + position for (epoch, position), _ in saved["settled"]], [*map(number, opened)], number(ends)
+
+    def number(at: Any) -> int:
+        return int(40 * at.epoch + at.position)
+
+    opened, frontier = [], 0
+    for workers, steps, lines in ((2, 10**6, 45), (1, 10**6, 60), (3, 6, None)):
+        command = [sys.executable, ray_ledger.__file__, CLUSTER.address, str(file.parent), str(workers), str(steps)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as life:
+            said = [*map(json.loads, islice(life.stdout, lines))]  # type: ignore[arg-type]
+            if lines:
+                life.kill()
+        assert life.returncode == (-signal.SIGKILL if lines else 0)
+        served = {40 * epoch + position: made for (epoch, position), made in said}  # one that is given back comes twice
+        assert [*served] == [*opened, *range(frontier, frontier + len(served) - len(opened))]
+        assert all(expected[place] == made for place, made in served.items())
+        settled, opened, frontier = left()
+        assert sorted(settled + opened) == [*range(frontier)]
+    assert len(settled) > 60
 
 
 @long_case
