@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from penstock._loader.ledger import Ledger
     from penstock._loader.loader import Loader
     from penstock._random.batch_rng import BatchRng
-    from penstock._random.grouping import Buckets, Packs
+    from penstock._random.buckets import Buckets
+    from penstock._random.grouping import Packs
     from penstock._random.rng_state import get_rng_state, set_rng_state
     from penstock._streams.pack_step import Pack
     from penstock._streams.shards import Shards
@@ -108,7 +109,8 @@ _HOMES = {
     "_loader.ledger": ("Ledger",),
     "_loader.loader": ("Loader",),
     "_random.batch_rng": ("BatchRng",),
-    "_random.grouping": ("Buckets", "Packs"),
+    "_random.buckets": ("Buckets",),
+    "_random.grouping": ("Packs",),
     "_random.rng_state": ("get_rng_state", "set_rng_state"),
     "_streams.pack_step": ("Pack",),
     "_streams.shards": ("Shards",),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._random.groups import bucketed, packed, pieces_of
+from penstock._random.buckets import bucketed
+from penstock._random.groups import packed, pieces_of
 from penstock._random.permutation import philox_words
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=80).map(lambda lengths: np.array(lengths, np.int64))

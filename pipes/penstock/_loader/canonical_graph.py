@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from penstock._fetch.error_policy import OnError
     from penstock._loader.loader import Loader
     from penstock._nodes.tails import Tail
-    from penstock._random.grouping import Buckets, Packs
+    from penstock._random.buckets import Buckets
+    from penstock._random.grouping import Packs
     from penstock._random.order import Order
     from penstock._workers.pool import StartMethod
 

@@ -10,7 +10,8 @@ from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_facts import DatasetFacts
     from penstock._nodes.tails import Tail
-    from penstock._random.grouping import Buckets, Packs
+    from penstock._random.buckets import Buckets
+    from penstock._random.grouping import Packs
     from penstock._random.order import Order
 
 
@@ -117,7 +118,8 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
 
 def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
     """Refuse arguments that conflict with ``groups``."""
-    from penstock._random.grouping import Buckets, Packs
+    from penstock._random.buckets import Buckets
+    from penstock._random.grouping import Packs
 
     if not isinstance(groups, Packs | Buckets):
         raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
@@ -161,6 +163,6 @@ def is_buckets(groups: Packs | Buckets | None) -> TypeGuard[Buckets]:
     """Whether each group is a batch."""
     if groups is None:
         return False
-    from penstock._random.grouping import Buckets
+    from penstock._random.buckets import Buckets
 
     return isinstance(groups, Buckets)

@@ -15,7 +15,7 @@ from penstock._nodes.batcher import Batcher
 from penstock._nodes.grouper import Grouper
 from penstock._nodes.index_node import items_in
 from penstock._nodes.sampler_wrapper import SamplerWrapper
-from penstock._random.grouping import Buckets
+from penstock._random.buckets import Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,8 @@ from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._nodes.sampler import Sampler
-from penstock._random.grouping import Buckets, Packs
+from penstock._random.buckets import Buckets
+from penstock._random.grouping import Packs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

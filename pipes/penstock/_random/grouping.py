@@ -1,19 +1,17 @@
-"""Packs and Buckets: how the items of an order are grouped by length. Descriptions, and pure functions of a block.
+"""Packs: how the items of an order are grouped by length. A description, and pure functions of a block.
 
 A block is a stretch of an order. All ranks plan the same blocks, so they agree on every group without communication, and a jump plans only one block.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
 from penstock._arguments import Shown, checksum, whole_number
-from penstock._random.groups import Groups, Pieces, bucketed, packed, pieces_of
-from penstock._random.permutation import GROUPED, philox_words
+from penstock._random.groups import Groups, Pieces, packed, pieces_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -86,73 +84,6 @@ class Packs(Shown):
         """What must match when a state is loaded."""
         words = {"capacity": self.capacity, "oversize": self.oversize, "block": self.block}
         return {"groups": "packs", **words, "lengths": self._checksum}
-
-
-@final
-class Buckets(Shown):
-    """Batches of samples of similar length: pass it to `Loader.from_dataset` as ``groups=``.
-
-    Each bucket is one batch, so ``batch_size`` and ``drop_last`` are omitted. ``collate_fn`` receives the list of its samples, and pads them (see
-    `penstock.pad`). Within a block the samples are sorted by length and cut into batches, and the batches are shuffled.
-
-    Args:
-        lengths: The length of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are inexact, batches are larger or
-            smaller than intended; nothing else is affected.
-        max_padded_size: Limit for the padded size of a batch: its number of samples times its longest length.
-        max_samples: Limit for the number of samples in a batch; None: no limit.
-        block: Number of samples that are sorted together. A jump to a position plans one block.
-        same_size_run: Batches are shuffled in runs of this many similar batches. A multiple of the number of ranks gives all ranks similar batches at the same time,
-            so that no rank waits for one long batch.
-        count: Count the batches of an epoch, so that ``len(loader)`` works. This plans the whole epoch.
-
-    Raises:
-        ValueError: A length is negative or not a number, or a single sample exceeds ``max_padded_size``; the message names its index.
-    """
-
-    __module__ = "penstock"
-
-    def __init__(
-        self,
-        lengths: npt.ArrayLike,
-        max_padded_size: float,
-        *,
-        max_samples: int | None = None,
-        block: int = 8192,
-        same_size_run: int = 1,
-        count: bool = False,
-    ) -> None:
-        self.lengths: Lengths = checked_lengths(lengths, whole=False)
-        if isinstance(max_padded_size, bool) or not isinstance(max_padded_size, int | float | np.number) or not 0 < max_padded_size < 2**62:
-            raise ValueError(
-                f"max_padded_size={max_padded_size!r:.80} must be a number above 0: the longest length in a batch times its number of samples."
-            )
-        self.max_padded_size = float(max_padded_size)
-        self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
-        self.block: int = whole_number("block", block, 1, 2**24 + 1)
-        self.same_size_run = whole_number("same_size_run", same_size_run, 1, self.block + 1)
-        self.count: bool = count
-        self.groups_per_item = 1
-        if self.lengths.max(initial=0) > max_padded_size:
-            longest = int(self.lengths.argmax())
-            raise ValueError(
-                f"lengths[{longest}] is {self.lengths[longest]}, but a batch is limited to max_padded_size={max_padded_size}. Raise the limit, or drop that sample."
-            )
-        self._checksum = _checksum(self.lengths)
-
-    def plan(self, indices: Int64s) -> Groups:
-        """The batches of a block that consists of these ``indices`` of the dataset. Keyed by the indices, so another order shuffles them differently."""
-        seed = int.from_bytes(hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).digest(), "little") >> 1
-        words = philox_words(seed, 0, GROUPED, len(indices))
-        most = min(self.max_samples or self.block, self.block)
-        return bucketed(self.lengths[indices], self.max_padded_size, most, self.same_size_run, words)
-
-    def details(self) -> dict[str, Any]:
-        return {"lengths": len(self.lengths), "max_padded_size": self.max_padded_size, "max_samples": self.max_samples}
-
-    def settings(self) -> dict[str, Any]:
-        """What must match when a state is loaded."""
-        words = {"budget": self.max_padded_size, "most": self.max_samples, "alike": self.same_size_run, "block": self.block}
-        return {"groups": "buckets", **words, "lengths": self._checksum}
 
 
 def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:

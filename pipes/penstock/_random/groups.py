@@ -1,4 +1,4 @@
-"""Groups the items of a block by length: packs that fill a capacity, and buckets of similar items. Pure functions of the lengths.
+"""Groups the items of a block by length: packs that fill a capacity. Pure functions of the lengths.
 
 A block is a stretch of an order, such as 1024 or 8192 items. All ranks plan the same blocks, so they agree on every group without communication.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, final
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock._random.permutation import Int64s, UInt64s
+    from penstock._random.permutation import Int64s
 
 
 @final
@@ -89,63 +89,6 @@ def packed(lengths: Int64s, capacity: int) -> Groups:
         group_of[item] = group
         insort(rooms, (room - sizes[item], group))
     return _grouped(np.array(group_of, np.int64), groups)
-
-
-def bucketed(lengths: Int64s, budget: float, most: int, alike: int, words: UInt64s) -> Groups:
-    """Cut the items, sorted by length, into batches whose padded size is at most ``budget``, and shuffle them in runs of ``alike`` batches.
-
-    If ranks take batches in turn and ``alike`` is a multiple of their number, they work on similar batches at the same time, so that no rank waits for one
-    long batch. The number of batches is a multiple of ``alike``, unless there are too few items for a full run.
-
-    Args:
-        lengths: Lengths of the items, shape ``(n,)``; none exceeds the budget.
-        budget: Limit for the padded size: the longest length in a batch times its number of items.
-        most: Maximum number of items in a batch.
-        alike: Number of batches in a run.
-        words: Random words, at least one per run; they determine the order of the runs.
-    """
-    by_length = np.argsort(lengths, kind="stable")
-    ordered = lengths[by_length]
-    ends = _cut(ordered, 0, budget, most)
-    needed = -(-len(ends) // alike) * alike
-    if len(ends) < needed <= len(ordered):
-        # The remainder that does not fill a run is cut again, into a whole run. If it has too few items, earlier runs are cut again with it.
-        kept = next(k for k in range(needed - alike, -1, -alike) if len(ordered) - (ends[k - 1] if k else 0) >= needed - k)
-        ends = ends[:kept] + _cut_evenly(ordered, ends[kept - 1] if kept else 0, needed - kept, budget, most)
-    bounds = np.array([0, *ends])
-    runs = np.argsort(words[: -(-len(ends) // alike)], kind="stable")
-    batches = (runs[:, None] * alike + np.arange(alike)).ravel()
-    batches = batches[batches < len(ends)]
-    sizes = np.diff(bounds)[batches]
-    splits = np.cumsum([0, *sizes.tolist()])
-    members = np.repeat(bounds[:-1][batches] - splits[:-1], sizes) + np.arange(len(ordered))
-    return Groups(by_length[members], splits)
-
-
-def _cut(ordered: Int64s, begin: int, budget: float, most: int) -> list[int]:
-    """The ends of batches over ``ordered[begin:]``, each batch as large as possible."""
-    ends = []
-    numbers = np.arange(1, most + 1)
-    while begin < len(ordered):
-        ahead = ordered[begin : begin + most]
-        begin += max(1, int(np.searchsorted(ahead * numbers[: len(ahead)], budget, side="right")))
-        ends.append(begin)
-    return ends
-
-
-def _cut_evenly(ordered: Int64s, begin: int, n: int, budget: float, most: int) -> list[int]:
-    """The ends of ``n`` batches over ``ordered[begin:]``, with the largest batch as small as possible."""
-    low, high = 0.0, budget
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(_cut(ordered, begin, middle, most)) <= n else (middle, high)
-    ends = _cut(ordered, begin, high, most)
-    while len(ends) < n:  # several batches have the same size: halve one of those with the most items
-        bounds = [begin, *ends]
-        sizes = np.diff(bounds)
-        largest = int(sizes.argmax())
-        ends.insert(largest, bounds[largest] + int(sizes[largest]) // 2)
-    return ends
 
 
 def _grouped(group_of: Int64s, groups: int) -> Groups:
