@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock._nodes.index_node import FirstNode as FirstNode
     from penstock._nodes.index_node import IndexNode as IndexNode
     from penstock._nodes.iterable_source import IterableSource as IterableSource
+    from penstock._nodes.key_grouper import KeyGrouper as KeyGrouper
     from penstock._nodes.node import EndOfEpoch as EndOfEpoch
     from penstock._nodes.node import Node as Node
     from penstock._nodes.parallel_mapper import Mapper as Mapper
@@ -41,6 +42,7 @@ _HOME_OF = {
     "IndexNode": "_nodes.index_node",
     "Indices": "_fetch.indices",
     "IterableSource": "_nodes.iterable_source",
+    "KeyGrouper": "_nodes.key_grouper",
     "Mapper": "_nodes.parallel_mapper",
     "Node": "_nodes.node",
     "OnError": "_fetch.error_policy",

@@ -51,7 +51,7 @@ class Indices(Shown, Sequence[Any]):
             raise TypeError("one item of the index level has no length") from None
 
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
+        if isinstance(place, slice | np.ndarray):
             return Indices(self.epoch, self.positions[place], self.values[place])
         value = self.values[place]
         return Indices(self.epoch, int(self.positions[place]), int(value) if isinstance(value, np.integer) else value)

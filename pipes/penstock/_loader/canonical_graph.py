@@ -17,6 +17,7 @@ from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._loader.together import Asked, Shares, check_order, check_together, is_buckets
 from penstock._memory.devices import can_pin, resolve_device
+from penstock._nodes.balance import Costs
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import index_of
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import TypeVar
@@ -83,6 +86,7 @@ class FromDataset(DataLoaderWords):
         lanes: int | None = None,
         bookmarks: str | os.PathLike[str] | None = None,
         tail: Tail | None = None,
+        balance: npt.ArrayLike | Callable[[np.ndarray], npt.ArrayLike] | None = None,
         plan_ahead: bool = True,
         seed_global_rngs: bool | Literal["always"] = True,
         prefetch_next_epoch: bool = True,
@@ -142,6 +146,10 @@ class FromDataset(DataLoaderWords):
                 does not lead to the items that came is not used.
             tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
                 `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or a `Stream`. No effect with ``split="own"``.
+            balance: The cost of each sample, by index: an array of shape ``(n,)``. Or, with `Packs`, a function of an array of lengths, such as
+                ``lambda lengths: lengths**2``, that is summed over the sequences of a pack. Every global batch (one batch of each rank) then keeps its
+                samples, but the ranks get those that cost about as much: each as many as without. At most 64 ranks exchange samples; costs must be
+                equal on all ranks (`check_ranks` compares them), and may change between save and load.
 
         Workers:
             method: ``"process"``, ``"thread"``, or ``"ray"`` (actors of a Ray cluster, on other machines).
@@ -173,9 +181,10 @@ class FromDataset(DataLoaderWords):
             raise ValueError(
                 f"num_workers={num_workers!r}: a {facts.name} dataset is in memory and needs no workers. Leave num_workers out."
             )
+        costs = None if balance is None else Costs(balance, None if is_buckets(groups) else cast("Packs | None", groups))
         its_seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
         asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite)
-        shares = Shares(batch_size, drop_last, rank, world_size, mesh, split, tail)
+        shares = Shares(batch_size, drop_last, rank, world_size, mesh, split, tail, costs)
         check_together(facts, asked, shares)
 
         default: Callable[[Any], Any] = default_collate if batch_size is not None else default_convert
@@ -267,15 +276,22 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
     else:
         order = asked.order
         check_order(order, facts)
-    if asked.groups is None:
+    if asked.groups is None and shares.costs is None:
         return Sampler(order), shares
     if isinstance(order, ContinuingOrder):
+        what, remedy = ("groups", ", and pack with the penstock.Pack step") if shares.costs is None else ("balance", "")
         raise ValueError(
-            f"groups needs the length of each sample, but {facts.name} is an endless stream. Leave groups out, and pack with the penstock.Pack step."
+            f"{what} needs the {'cost' if shares.costs else 'length'} of each sample, but {facts.name} is an endless stream. Leave {what} out{remedy}."
         )
+    facts.read_by_all()
+    if asked.groups is None:
+        return Sampler(order), shares
+    if is_buckets(asked.groups) and asked.groups.keys is not None:
+        from penstock._nodes.key_grouper import KeyGrouper
+
+        return KeyGrouper(order, asked.groups), shares._replace(batch_size=None)
     from penstock._nodes.grouper import Grouper
 
-    facts.read_by_all()
     batch_size = None if is_buckets(asked.groups) else shares.batch_size
     return Grouper(order, asked.groups), shares._replace(batch_size=batch_size, tail=shares.tail or "drop")
 
@@ -317,7 +333,7 @@ def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
 def _dealt(source: Node[Any], shares: Shares) -> Node[Any]:
     tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else "pad")
     split: Literal["items", "within"] = "within" if shares.split == "within" else "items"
-    node = Sharder(Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail)
+    node = Sharder(Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs)
     return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
 
 

@@ -9,6 +9,7 @@ from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, 
 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_facts import DatasetFacts
+    from penstock._nodes.balance import Costs
     from penstock._nodes.tails import Tail
     from penstock._random.buckets import Buckets
     from penstock._random.grouping import Packs
@@ -43,6 +44,7 @@ class Shares(NamedTuple):
     mesh: Any
     split: Literal["items", "own", "within"] | None
     tail: Tail | None
+    costs: Costs | None = None
 
 
 def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
@@ -52,7 +54,7 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
         ValueError: Two arguments exclude each other, or the dataset excludes one.
         TypeError: The dataset can be read neither by index nor forward.
     """
-    batch_size, drop_last, *_, split, tail = shares
+    batch_size, drop_last, split, tail = shares.batch_size, shares.drop_last, shares.split, shares.tail
     if split not in (None, "items", "own", "within"):
         raise ValueError(f"split={split!r} must be 'items', 'own' or 'within'.")
     batch_sampler, infinite = asked.batch_sampler is not None, asked.infinite
@@ -114,6 +116,8 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
         )
     if asked.groups is not None:
         _check_groups(asked.groups, facts, asked, shares)
+    if shares.costs is not None:
+        _check_balance(shares.costs, facts, asked, shares)
 
 
 def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
@@ -129,17 +133,47 @@ def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares
         raise ValueError(
             "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
         )
-    if len(groups.lengths) != facts.samples():
+    keys = groups.keys if isinstance(groups, Buckets) else None
+    of_each, what = (groups.lengths, "length") if keys is None else (keys, "key")
+    if len(of_each) != facts.samples():
         raise ValueError(
-            f"there are {len(groups.lengths)} lengths, but {facts.name} has {facts.length} samples. Pass one length for each index of the dataset."
+            f"there are {len(of_each)} {what}s, but {facts.name} has {facts.length} samples. Pass one {what} for each index of the dataset."
         )
     if isinstance(groups, Buckets) and (shares.batch_size != 1 or shares.drop_last):
         raise ValueError(
-            f"Buckets and batch_size={shares.batch_size}, drop_last={shares.drop_last} exclude each other: each bucket is a batch. Drop one of them."
+            f"Buckets and batch_size={shares.batch_size}, drop_last={shares.drop_last} exclude each other: each bucket is a batch. Leave them out here; Buckets "
+            f"has {'batch_size and short' if keys is not None else 'max_samples and drop_last'} instead."
+        )
+    if keys is not None and shares.tail is not None:
+        raise ValueError(
+            f"tail={shares.tail!r} is for short rounds, and Buckets with keys have none: their short={keys.short!r} decides. Leave tail out."
         )
     if repeats(shares.tail):
         raise ValueError(
             f"tail={shares.tail!r} repeats items of an epoch, but groups cannot be read by position. Use tail='drop' or tail='exact'."
+        )
+
+
+def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
+    """Refuse arguments with which ``balance`` makes no sense."""
+    keys = asked.groups.keys if is_buckets(asked.groups) else None
+    if is_buckets(asked.groups) and keys is None:
+        raise ValueError(
+            "balance would move samples between Buckets by length, beyond their limits. Give Buckets a same_size_run of as many batches as there are ranks, or leave balance out."
+        )
+    if (decides := "a batch sampler" if asked.batch_sampler is not None else "split='own'" if shares.split == "own" else None) is not None:
+        raise ValueError(
+            f"balance deals samples to ranks, but {decides} already does. Use shuffle or sampler with batch_size instead, or leave balance out."
+        )
+    if facts.read != "by index":
+        raise ValueError(f"balance needs the cost of each index of a dataset, but {facts.name} can only be iterated. Leave balance out.")
+    if keys is None and shares.batch_size in (None, 1):
+        raise ValueError(
+            f"with batch_size={shares.batch_size} each rank gets one sample, whatever it costs, so balance changes nothing. Raise batch_size, or leave balance out."
+        )
+    if len(costs) != facts.samples() and not costs.of_lengths:
+        raise ValueError(
+            f"balance has {len(costs)} costs, but {facts.name} has {facts.length} samples. Pass one cost for each index of the dataset."
         )
 
 

@@ -14,6 +14,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.grouper import Grouper
 from penstock._nodes.index_node import items_in
+from penstock._nodes.key_grouper import KeyGrouper
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._random.buckets import Buckets
 
@@ -81,7 +82,7 @@ class Graph:
 def _boxes(root: Node[Any], epoch: int) -> Iterator[Box]:
     unit = "samples"
     for node in reversed(list(root.chain())):
-        if isinstance(node, Batcher) or (isinstance(node, SamplerWrapper) and node.batches):
+        if isinstance(node, Batcher | KeyGrouper) or (isinstance(node, SamplerWrapper) and node.batches):
             unit = "batches"
         elif isinstance(node, Grouper):
             unit = "batches" if isinstance(node.groups, Buckets) else "packs"

@@ -50,6 +50,8 @@ class Grouper(FirstNode[Indices]):
     def __init__(self, order: Order, groups: Packs | Buckets) -> None:
         if not isinstance(groups, Packs | Buckets):
             raise GraphError(f"groups must be penstock.Packs or penstock.Buckets, not {type(groups).__name__}.")
+        if isinstance(groups, Buckets) and groups.keys is not None:
+            raise GraphError("a Grouper needs Packs, or Buckets by length. For Buckets with keys, use a KeyGrouper.")
         self.order = order
         self.groups = groups
         self._indices = Sampler(order)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from penstock._fetch.indices import Nothing
+    from penstock._nodes.balance import DealtTo
 
 T = TypeVar("T", covariant=True)
 
@@ -41,6 +42,7 @@ class Facts:
         rank_settings: Names and JSON values that must match on every rank, but are not part of a state.
         infinite: There is a `Cycler`, so epochs end with a marker and never with ``StopIteration``.
         carries_over_epochs: An epoch begins where the previous one was left, even if it was left early.
+        in_rounds: Items are made for the number of ranks that they are dealt to: those of a read with ``every=r`` are whole rounds of r ranks.
         sharded_by: How items are split among ranks: by the `Sharder` (``"items"``) or by the source itself (``"own"``); None if undecided.
     """
 
@@ -48,6 +50,7 @@ class Facts:
     rank_settings: dict[str, Any] = field(default_factory=dict)
     infinite: bool = False
     carries_over_epochs: bool = False
+    in_rounds: bool = False
     sharded_by: Literal["items", "own"] | None = "items"
 
 
@@ -190,6 +193,7 @@ class FirstNode(IndexNode[T]):
 
     compared = False  # whether `note` will be asked; set before anything is read
     has_indices = True  # whether its values are dataset indices, and not the data or the number of a batch
+    dealt_to: DealtTo | None = None  # set by a `Sharder` that deals the items
     has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock._errors import GraphError, Once, StateMismatch
 from penstock._fetch.indices import Indices
+from penstock._nodes.balance import Costs, DealtTo, dealt, together
 from penstock._nodes.index_node import IndexNode, index_of
 from penstock._nodes.node import as_node, epoch_of, fields, place_of
 from penstock._nodes.ranks import Ranks
@@ -18,6 +19,7 @@ from penstock._nodes.tails import Tail, check_tail, repeats, share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
     from torch.distributed.device_mesh import DeviceMesh
 
     from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State
@@ -48,10 +50,12 @@ class Sharder(IndexNode[T]):
         split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod world_size.
         tail: How to handle a short last round of an epoch. ``"pad"`` fills it with items from the epoch's start, like
             ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one item.
+        balance: The cost of each sample, by index: shape ``(n,)``. The items of one read (a batch, if a `Batcher` is downstream) are then dealt so that they cost
+            about the same on all ranks. All ranks together get the same items as without it, and each rank as many.
 
     Raises:
         ValueError: On construction or at the first item, on all ranks alike: invalid numbers.
-        GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on all ranks alike:
+        GraphError: On construction: ``split="within"`` over a source that splits itself; ``balance`` with it, or with such a source. At the first item, on all ranks alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
             with ``split=None``; ``tail="exact"`` over a source that carries over epochs.
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
@@ -68,6 +72,7 @@ class Sharder(IndexNode[T]):
         mesh: DeviceMesh | None = None,
         split: Literal["items", "within"] = "items",
         tail: Tail = "pad",
+        balance: npt.ArrayLike | Costs | None = None,
     ) -> None:
         check_tail(tail)
         if split not in ("items", "within"):
@@ -82,9 +87,15 @@ class Sharder(IndexNode[T]):
         self.split = split
         self.tail = tail
         self._split: Literal["items", "within", "own"] = "own" if own else split
+        self._costs = balance if balance is None or isinstance(balance, Costs) else Costs(balance)
+        if self._costs is not None and self._split != "items":
+            raise GraphError(f"balance deals single items to the ranks, which split={self._split!r} does not. Leave one of them out.")
         self._opened = -1  # the epoch that `_open` has checked
         self._once = Once()
-        super().__init__(node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail})
+        costs = {} if self._costs is None else {"balance": self._costs.checksum}
+        super().__init__(node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail, **costs})
+        if self._split == "items":
+            self.first.dealt_to = DealtTo(self._ranks, self._costs)
 
     def details(self) -> dict[str, Any]:
         rank, world_size = self.ranks()
@@ -115,9 +126,13 @@ class Sharder(IndexNode[T]):
         if self._split == "within":
             items, behind = source.read(place, n)
             return [self._places(batch, rank, world_size) for batch in items], behind
+        if self.facts.in_rounds:
+            return source.read(place, n, world_size, rank)
         if epoch_of(place) != self._opened:
             self._open(place)
         left = source.left(place)
+        if self._costs is not None and n > 1 and (left is None or left >= world_size):
+            return self._balanced(self._costs, place, n, left)
         if left is None:  # every rank reads all items of each round
             items, behind = source.read(place, n * world_size)
             return items[rank::world_size][: share(len(items), rank, world_size, tail)], behind
@@ -250,6 +265,26 @@ class Sharder(IndexNode[T]):
                 )
         self._opened = epoch_of(place)
 
+    def _balanced(self, costs: Costs, place: State, n: int, left: int | None) -> tuple[Sequence[T], State]:
+        """Like `read`, but whole rounds are dealt by cost. A short last round is dealt as it is without."""
+        (rank, world_size), source = self._ranks.pinned or self.ranks(), self.upstream
+        few = together(world_size, n)
+        apart = world_size // few  # rank r is in group ``r % apart``, which gets the items that its ranks would get
+        if left is None:
+            read, behind = source.read(place, n * world_size)
+            whole = len(read) // world_size * world_size
+            items: Sequence[T] = read[rank % apart : whole : apart]
+            rest: Sequence[T] = read[whole + rank :: world_size][: share(len(read) - whole, rank, world_size, self.tail)]
+        else:
+            rounds = min(n, left // world_size)
+            items, behind = source.read(place, rounds * few, apart, rank % apart)
+            rest, behind = self.read(behind, n - rounds)
+        if not len(items):
+            return rest, behind
+        numbers = dealt(costs.of(items), few, rank // apart)
+        chosen = items[numbers] if isinstance(items, Indices) else [items[number] for number in numbers.tolist()]
+        return _joined(chosen, rest), behind
+
     def _padded(self, place: State, items: Sequence[T], left: int, rank: int, world_size: int) -> Sequence[T]:
         """``items`` plus one from the epoch's start, because the short last round has none for this rank.
 
@@ -259,14 +294,7 @@ class Sharder(IndexNode[T]):
         total = self.upstream.left(self.upstream.start(epoch_of(place)))
         assert total is not None
         more = self.upstream.peek(place, np.array([total + rank - left % world_size]))
-        if isinstance(items, Indices) and isinstance(more, Indices):
-            values = [*items.plain(), *more.plain()]
-            return Indices(
-                items.epoch,
-                np.append(items.positions, more.positions),
-                np.array(values) if isinstance(items.values, np.ndarray) else values,
-            )
-        return [*items, *more]
+        return _joined(items, more)
 
     def _places(self, batch: Any, rank: int, world_size: int) -> Any:
         if isinstance(batch, Indices) and not batch.is_batch:
@@ -278,6 +306,17 @@ class Sharder(IndexNode[T]):
                 f"split='within' needs batches that divide evenly, but {len(batch)} samples do not divide among {world_size} ranks. Use split='items'."
             )
         return batch[rank::world_size]
+
+
+def _joined(items: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
+    if not len(more):
+        return items
+    if isinstance(items, Indices) and isinstance(more, Indices):
+        values = [*items.plain(), *more.plain()]
+        return Indices(
+            items.epoch, np.append(items.positions, more.positions), np.array(values) if isinstance(items.values, np.ndarray) else values
+        )
+    return [*items, *more]
 
 
 def _inner(state: State) -> State:

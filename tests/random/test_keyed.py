@@ -1,0 +1,127 @@
+"""Keys, and the rounds of a block by key: they are those of a plain walk along the order, and what cannot be right is refused when it is told."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from key_model import KeyModel
+
+from penstock import Buckets
+from penstock._random.keyed import KeyBlock, Keys
+
+SIZES = [(512, 512), (512, 768), (512, 512), (768, 512)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), short=st.sampled_from(["carry", "pad", "drop"]))
+def test_rounds_are_those_of_a_walk_along_the_order(data, short):
+    """On any chain of numbers of ranks. Seen to fail: with rounds in the order of their first samples; without the rounds that others took."""
+    keys = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=50))
+    order = data.draw(st.permutations(range(len(keys))))
+    sizes = {key: data.draw(st.integers(1, 4)) for key in sorted(set(keys))}
+    described, model = Keys(keys, sizes, short), KeyModel(order, keys, sizes, short)
+    block, past = KeyBlock(described, np.array(order)), []
+    for ranks, steps in data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=4)):
+        if past and past[-1][0] == ranks:
+            continue
+        rounds, expected = block.rounds(past, ranks), model.rounds(ranks)
+        assert [described.names[key] for key in rounds.keys] == [key for key, _ in expected]
+        dealt = sum(len(offsets) for _, offsets in expected)
+        assert rounds.left_out.sum() == len(keys) - len(model.done) - dealt
+        hands = [model.hands(key, offsets, ranks) for key, offsets in expected]
+        assert rounds.repeated.sum() == sum(len(hand) for one in hands for hand in one) - dealt
+        for number, (_, offsets) in enumerate(expected[:steps]):
+            for rank in range(ranks):
+                found, before = block.hand(rounds, number, rank, ranks, None)
+                assert list(zip(found.tolist(), np.broadcast_to(before, found.shape).tolist(), strict=True)) == hands[number][rank]
+            model.done.update(offsets)
+        if taken := min(steps, len(expected)):
+            past = [*past, [ranks, taken]]
+    assert block.rounds([[1, 51]], 1) is None, "more rounds than there are samples"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        SIZES,
+        np.array(SIZES, np.int32),
+        torch.tensor(SIZES),
+        ["a", "b", "a", "c"],
+        np.array(["a", "b", "a", "c"]),
+        np.array(["a", "b", "a", "c"], object),
+        [1.5, 0, 1.5, -1],
+        np.array([3, 1, 3, 0], np.uint8),
+        (None, "x", None, 3),
+        np.array([b"q", b"p", b"q", b"r"]),
+    ],
+)
+def test_keys_may_be_anything_hashable(keys):
+    """The same partition is the same plan, and the same state."""
+    buckets = Buckets(keys=keys)
+    assert buckets.keys.codes.tolist() == [0, 1, 0, 2]
+    assert buckets.settings() == Buckets(keys=list("xyxz")).settings()
+    assert len(buckets) == 4
+    for other in (copy.deepcopy(buckets), pickle.loads(pickle.dumps(buckets))):
+        assert (other.keys.names, other.settings()) == (buckets.keys.names, buckets.settings())
+
+
+def test_the_names_of_keys_are_plain():
+    assert Buckets(keys=np.array(SIZES)).keys.names == [(512, 512), (512, 768), (768, 512)]
+    assert Buckets(keys=np.array(["b", "a"])).keys.names == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "told"),
+    [
+        ({"batch_size": {"a": 2}}, ValueError, r"without one: 'b', 'c'; no key: none\. Correct"),
+        ({"batch_size": {"a": 2, "b": 1, "c": 1, "d": 4}}, ValueError, "without one: none; no key: 'd'"),
+        ({"batch_size": {"a": 2, "x": 4}}, ValueError, "without one: 'b', 'c'; no key: 'x'"),
+        ({"batch_size": {"a": 2, "b": 0, "c": 1}}, ValueError, r"batch_size\['b'\]=0 must be a whole number of at least 1"),
+        ({"batch_size": 0}, ValueError, "batch_size=0 must be"),
+        ({"batch_size": 1.0}, ValueError, "batch_size=1.0, a float, must be"),
+        ({"short": "carry on"}, ValueError, "short='carry on' must be 'carry', 'pad' or 'drop'"),
+        ({"block": 0}, ValueError, "block=0"),
+        ({"lengths": [1, 2, 3]}, ValueError, "^lengths and keys exclude each other. Leave it out"),
+        ({"max_samples": 3}, ValueError, "^max_samples and keys exclude"),
+        ({"same_size_run": 2, "drop_last": True, "count": True}, ValueError, "^same_size_run and drop_last and count and keys exclude"),
+        ({"max_tokens": 3}, ValueError, "exactly one of .*, but got max_tokens and keys"),
+        ({"max_padded_size": 3, "max_tokens": 3}, ValueError, "but got max_padded_size and max_tokens and keys"),
+        ({"keys": None}, ValueError, "exactly one of .*, but got none"),
+        ({"keys": [[1, 2], [3, 4]]}, TypeError, "one hashable value for each sample, such as .*unhashable type: 'list'"),
+        ({"keys": 7}, TypeError, "not iterable"),
+        ({"keys": np.zeros((2, 2))}, ValueError, r"shape \(2, 2\) and dtype float64"),
+        ({"keys": np.zeros((2, 2, 2), int)}, ValueError, r"shape \(2, 2, 2\)"),
+        ({"keys": [1.0, float("nan")]}, ValueError, "nan is no key"),
+        ({"keys": np.array([1.0, np.nan])}, ValueError, "nan is no key"),
+        ({"keys": list(torch.tensor([1, 1]))}, ValueError, r"tensor\(1\) is no key"),
+    ],
+)
+def test_what_is_no_key_or_no_batch_size_is_refused(words, kind, told):
+    with pytest.raises(kind, match=told):
+        Buckets(**{"keys": ["a", "b", "a", "c"], **words})
+
+
+@pytest.mark.parametrize("name", ["batch_size", "short"])
+def test_words_for_keys_need_keys(name):
+    with pytest.raises(ValueError, match=f"^{name} and max_padded_size exclude each other. Leave it out, or pass keys"):
+        Buckets([1], 2, **{name: 1})
+
+
+def test_is_frozen():
+    """A release that changes these changes what states load: never edit them."""
+    assert Buckets(keys="abca", batch_size=3).settings() == {
+        "groups": "keys",
+        "keys": "3decc6e651aece59",
+        "batch_size": 3,
+        "short": "carry",
+        "block": 2**22,
+    }
+    other = Buckets(keys="abca", batch_size={"a": 2, "b": 1, "c": 1}, short="pad", block=8)
+    assert other.settings() | {"keys": 0} == {"groups": "keys", "keys": 0, "batch_size": "a3147c0ebe39356f", "short": "pad", "block": 8}
+    assert other.details() == {"keys": 3, "batch_size": "a3147c0ebe39356f", "short": "pad"}
