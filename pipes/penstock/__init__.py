@@ -16,7 +16,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     formats        data in files of common formats: one file per format
     nodes, orders, statistics  the public names of _nodes, _random and _observe, and nothing else
     integrations   one file per trainer
-    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
+    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several; what one pass over a dataset finds
     _loader        Loader: where an iterator starts, the saved state, the graph of from_dataset
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, plots
     _nodes         the node contract, and one file per node
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock import testing as testing
     from penstock._datasets.cached import Cached
     from penstock._datasets.filtered import filtered
+    from penstock._datasets.lengths import lengths
     from penstock._datasets.mix import Mix
     from penstock._datasets.resident import Resident
     from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
@@ -74,6 +75,7 @@ __all__ = [
     "get_rng_state",
     "GraphError",
     "Ledger",
+    "lengths",
     "Loader",
     "Mix",
     "Pack",
@@ -98,6 +100,7 @@ __all__ = [
 _HOMES = {
     "_datasets.cached": ("Cached",),
     "_datasets.filtered": ("filtered",),
+    "_datasets.lengths": ("lengths",),
     "_datasets.mix": ("Mix",),
     "_datasets.resident": ("Resident",),
     "_errors": ("ClosedError", "GraphError", "PenstockError", "SampleError", "SourceError", "StateError", "StateMismatch", "WorkerDied"),

@@ -10,6 +10,7 @@ from penstock._command.state import dotted, states
 from penstock._command.target import TargetError, built
 from penstock._errors import PenstockError
 from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.packing import Document
 from penstock._loader.address import Address
 from penstock._loader.ledger import parts
 from penstock._loader.loader import Loader
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def which(
     target: str, steps: tuple[int, int], rank: int, world_size: int, state: str | None, key: str | None, out: TextIO, err: TextIO
 ) -> int:
-    """Print one line of JSON for each sample of the steps.
+    """Print one line of JSON for each sample of the steps, or for each pack, with its documents.
 
     Args:
         target: Names a function that returns a `Loader`.
@@ -49,16 +50,22 @@ def which(
             loader.load_state_dict(parts(saved[0][1])[0])
         facts = DatasetFacts(loader.dataset if loader._words is not None else None)
         for step, address in _addresses(loader, *steps):
-            indices = address.indices if isinstance(address.indices, list) else [address.indices]
+            indices = address.indices if isinstance(address.position, tuple) else [address.indices]
             for position, index in zip(address.positions.tolist(), indices, strict=len(indices) == len(address.positions)):
-                found: dict[str, Any] = {"step": step, "epoch": address.epoch, "position": position, "index": index}
-                if isinstance(index, int) and (where := facts.where(index)) is not None:
-                    found["where"] = where
+                found = {"step": step, "epoch": address.epoch, "position": position, **_said(facts, index)}
                 print(json.dumps(found, default=str), file=out)
     except (TargetError, PenstockError, OSError, ValueError, RecursionError) as exc:
         print(f"penstock which: {exc}", file=err)
         return 1
     return 0
+
+
+def _said(facts: DatasetFacts, index: Any) -> dict[str, Any]:
+    """What is known of an index of the dataset, or of the documents of a pack."""
+    if isinstance(index, list) and index and isinstance(index[0], Document):
+        return {"documents": [{**_said(facts, document.index), "start": document.start, "length": document.length} for document in index]}
+    where = facts.where(index) if isinstance(index, int) else None
+    return {"index": index} if where is None else {"index": index, "where": where}
 
 
 def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int, Address]]:

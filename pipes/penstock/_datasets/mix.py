@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset
 from penstock._arguments import Shown, whole_number
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.packed_rows import PackedRow
 from penstock._fetch.sample import current
 from penstock._random.lane_mix_order import InterleavedMixOrder
 from penstock._random.mix_order import MixOrder, source_seed
@@ -119,6 +120,11 @@ class Mix(Shown, ConcatDataset[Any]):
         return any(stream.sets_worker_info for stream in self._streams.values())
 
     @property
+    def source_lengths(self) -> dict[str, int] | None:
+        """See `DatasetLike`; None with streams."""
+        return None if self._streams else dict(zip(self.names, map(len, self.datasets), strict=True))  # type: ignore[arg-type]  # all have a length
+
+    @property
     def only_concatenates(self) -> bool:
         """Whether samples are exactly what the sources return, so that array sources can be gathered."""
         return self.tag is None and not self._streams
@@ -165,7 +171,7 @@ class Mix(Shown, ConcatDataset[Any]):
 
     def _tagged(self, sample: Any, name: str) -> Any:
         if isinstance(sample, Mapping) and self.tag not in sample:
-            return {**sample, self.tag: name}
+            return sample | {self.tag: name} if isinstance(sample, PackedRow) else {**sample, self.tag: name}
         what = "already has it" if isinstance(sample, Mapping) else f"is of type {type(sample).__name__}"
         raise TypeError(
             f"tag={self.tag!r} needs samples that are dicts without that key, but one of the source {name!r} {what}. Instead, read penstock.sample().source in its "

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock._errors import is_own_error
+from penstock._fetch.packed_rows import PackedRow, batch_of
 from penstock._fetch.torch_collate import collated_field, parts_of, row_spec
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def collate_fields(samples: Sequence[Any]) -> Any:
     try:
         filler.add(samples)
     except OtherStructure:
-        return collated_field(samples, "")
+        return batch_of(samples) if PackedRow in map(type, samples) else collated_field(samples, "")
     return filler.finish(len(samples))
 
 
@@ -168,6 +169,8 @@ class _ListField:
     def finish(self, rows: int) -> Any:
         if parts_of(self.column[0]) is not None:
             return collate_fields(self.column)
+        if type(self.column[0]) is PackedRow:
+            return batch_of(self.column)
         return collated_field(self.kind(map(_positive_strides, self.column)), self.path)
 
 

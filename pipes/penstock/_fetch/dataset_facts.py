@@ -42,12 +42,14 @@ class DatasetLike(Protocol):
         sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads are refused, and a reader thread reads it only
             while the consumer waits.
         shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A state loads only if it is the same.
+        source_lengths: The names and lengths of the datasets that the indices count through, one after another in the order of their names.
     """
 
     forward_lanes: int | None
     forward_cuts: int | None
     sets_worker_info: bool
     shard_names: str | None
+    source_lengths: dict[str, int] | None
 
     def __len__(self) -> int:
         """Number of samples. The length that an ``IterableDataset`` claims only affects ``len(loader)``."""
@@ -237,6 +239,11 @@ class DatasetFacts:
     def sets_worker_info(self) -> bool:
         """See `DatasetLike`."""
         return getattr(self.dataset, "sets_worker_info", False) is True
+
+    @property
+    def source_lengths(self) -> dict[str, int] | None:
+        """See `DatasetLike`; None if it does not say."""
+        return getattr(self.dataset, "source_lengths", None)
 
     @cached_property
     def names(self) -> dict[str, str]:

@@ -20,6 +20,17 @@ from penstock._fetch.sample import SampleCursor, current
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock._fetch.packed_rows import Ragged
+
+
+@final
+class Document(NamedTuple):
+    """A document in a pack, or a piece of one: its index in the dataset, and where the piece starts in it and how long it is."""
+
+    index: int  # type: ignore[assignment]  # a tuple's method, which nobody needs here
+    start: int
+    length: int
+
 
 @final
 class PackIndex(NamedTuple):
@@ -31,6 +42,7 @@ class PackIndex(NamedTuple):
         wholes: Length of the whole sequence.
         starts: Where the member starts in the sequence.
         lengths: Length of the member.
+        counts: What each member takes of each budget in ``also``; None if there are none.
     """
 
     indices: list[int]
@@ -38,6 +50,11 @@ class PackIndex(NamedTuple):
     wholes: list[int]
     starts: list[int]
     lengths: list[int]
+    counts: list[list[int]] | None = None
+
+    def documents(self) -> list[Document]:
+        """Its members, for people."""
+        return list(map(Document, self.indices, self.starts, self.lengths))
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.indices[:8]))
@@ -53,13 +70,21 @@ class PackView(DatasetView):
         capacity: Length of a pack.
         pad: The padding value, or a dict of one per field; fields without one get 0.
         transform: Applied to each loaded sequence before it is cut. It must keep the length.
+        ragged: The fields that do not run along the sequence.
+        also: The names of the budgets that a `PackIndex` has counts of.
 
     Raises:
         ValueError: ``pad`` is not a number. On loading: the length of a sequence differs from the pack, or a field does not fit; the message names the index.
     """
 
     def __init__(
-        self, dataset: Any, capacity: int, pad: float | Mapping[str, float] = 0, transform: Callable[[Any], Any] | None = None
+        self,
+        dataset: Any,
+        capacity: int,
+        pad: float | Mapping[str, float] = 0,
+        transform: Callable[[Any], Any] | None = None,
+        ragged: Ragged | None = None,
+        also: Sequence[str] = (),
     ) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of one sample, but {transform!r:.80} is not callable.")
@@ -68,6 +93,8 @@ class PackView(DatasetView):
         self.capacity = capacity
         self.pad = checked_pad("pad", pad)
         self.transform = transform
+        self._ragged = ragged
+        self._also = also
         self._has_getitems = facts.has_getitems
 
     def __len__(self) -> int:
@@ -91,16 +118,23 @@ class PackView(DatasetView):
 
     def _packed(self, pack: PackIndex, loaded: Sequence[Any] | None) -> dict[str, Any]:
         """The sample of ``pack``; ``loaded`` are its sequences, if they were already loaded."""
-        rows, pieces = Rows(self.capacity, self.pad, "pack", "transform"), []
+        rows, pieces, documents = Rows(self.capacity, self.pad, "pack", "transform", ragged=self._ragged), [], []
         loading = current.get() if pack.positions is not None else None
+        ragged = self._ragged is not None
         try:
-            for member, (index, whole, start, length) in enumerate(zip(pack.indices, *pack[2:], strict=True)):
+            for member, (index, whole, start, length) in enumerate(zip(pack.indices, *pack[2:5], strict=True)):
                 if isinstance(loading, SampleCursor) and pack.positions is not None:
                     loading.enter_member(pack.positions[member], index)
                 try:
                     sequence = self.dataset[index] if loaded is None else loaded[member]
                     if self.transform is not None:
                         sequence = self.transform(sequence)
+                    if ragged:
+                        counts = {} if pack.counts is None else dict(zip(self._also, pack.counts[member], strict=True))
+                        sequence, parts = rows.apart(sequence, index, counts)
+                        documents.append((index, parts))
+                        if length < whole:
+                            rows.check_uncut(index, parts)
                     fields = rows.fields(sequence, index, whole)
                 except Exception as exc:
                     source = None if loading is None else loading.sample().source
@@ -116,7 +150,7 @@ class PackView(DatasetView):
             raise ValueError(
                 "all sequences of this pack are empty, so the type of its padding is unknown. Remove empty sequences from the dataset."
             )
-        return rows.row(pieces)
+        return rows.row(pieces, documents)
 
 
 @final
@@ -129,14 +163,19 @@ class Rows:
         within: The scope in which sequences are compared, for messages.
         where: Where to change them, for messages.
         hint: Appended to the message if records are not sequences.
+        ragged: The fields that do not run along the sequence.
     """
 
-    def __init__(self, capacity: int, pad: float | dict[str, float], within: str, where: str, hint: str = "") -> None:
+    def __init__(
+        self, capacity: int, pad: float | dict[str, float], within: str, where: str, hint: str = "", ragged: Ragged | None = None
+    ) -> None:
         self._capacity = capacity
         self._pad = pad
         self._within = within
         self._where = where
         self._hint = hint
+        self._ragged = ragged
+        self._parts: dict[str, Any] = {}  # a value of each field of `apart`, which the others must match
         self._first: dict[str, Any] = {}  # an empty piece of each field, which the others must match
 
     def fields(self, sequence: Any, index: int = 0, whole: int | None = None) -> dict[str, Any]:
@@ -145,6 +184,8 @@ class Rows:
         fields = {name: self._array(name, value) for name, value in given.items()}
         if not fields:
             raise ValueError("a sequence has no fields.")
+        if "position_ids" in fields and fields["position_ids"].ndim == 2:  # several rows, as in M-RoPE; `row` turns them back
+            fields["position_ids"] = fields["position_ids"].T
         if self._first and fields.keys() != self._first.keys():
             raise ValueError(
                 f"a sequence has the fields {sorted(fields)}, but those before it in the {self._within} have {sorted(self._first)}."
@@ -154,12 +195,13 @@ class Rows:
             name = next(name for name, value in fields.items() if len(value) != whole)
             raise ValueError(
                 f"lengths[{index}] is {whole}, but the field {name!r} of sequence {index} has {len(fields[name])} places. Correct the lengths; or, if the field "
-                f"does not run along the sequence, drop it in {self._where}."
+                f"does not run along the sequence, name it in along=, or drop it in {self._where}."
             )
         if len(lengths) != 1:
             said = ", ".join(f"{name!r} {len(value)}" for name, value in fields.items())
             raise ValueError(
-                f"the fields of a sequence must have the same length, but they have: {said}. Drop fields that do not run along the sequence in {self._where}."
+                f"the fields of a sequence must have the same length, but they have: {said}. Name fields that do not run along the sequence in along=, or drop "
+                f"them in {self._where}."
             )
         if lengths == {0}:
             return fields  # an empty list does not tell the type of its numbers
@@ -176,8 +218,40 @@ class Rows:
                 )
         return fields
 
-    def row(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One row made of non-empty pieces."""
+    def apart(self, sequence: Any, document: int, counts: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields of a sequence that have one value per token, and those named in ``along``; the latter as arrays or tensors.
+
+        Args:
+            sequence: The sequence.
+            document: Its number.
+            counts: The sizes that some of the latter must have.
+        """
+        assert self._ragged is not None
+        rest = {**sequence} if isinstance(sequence, Mapping) else {"tokens": sequence}
+        parts = {name: self._part(name, rest.pop(name, None), document) for name in self._ragged.along}
+        for name, part in parts.items():
+            axis = self._ragged.along[name].axis
+            size = part.shape[axis]
+            if counts.get(name, size) != size:
+                raise ValueError(
+                    f"also[{name!r}] counts {counts[name]} for sequence {document}, but its field {name!r} has the size {size} along axis {axis}. Correct the counts; or, if "
+                    f"they count something else, give them another name."
+                )
+        if wrong := sorted(rest.keys() & self._ragged.added()):
+            raise ValueError(f"sequence {document} has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}.")
+        return rest, parts
+
+    def check_uncut(self, document: int, parts: Mapping[str, Any]) -> None:
+        """Refuse sequence ``document``, which is longer than a row, if it has any of these parts."""
+        assert self._ragged is not None
+        if name := next((name for name, (axis, _) in self._ragged.along.items() if parts[name].shape[axis]), None):
+            raise ValueError(
+                f"sequence {document} is longer than the capacity of {self._capacity}, but has a field {name!r}: such sequences are never cut. Raise the capacity, or drop that "
+                f"sequence, for example with {'penstock.filtered' if self._within == 'pack' else 'a Filter'}."
+            )
+
+    def row(self, pieces: Sequence[dict[str, Any]], documents: Sequence[tuple[int, Mapping[str, Any]]] = ()) -> dict[str, Any]:
+        """One row made of non-empty pieces; ``documents`` are the number of each, and what `apart` took from it, if there are such fields."""
         position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
         places, total = _places(self._capacity), 0
         for number, piece in enumerate(pieces, 1):
@@ -198,11 +272,42 @@ class Rows:
         numbers: list[Any] = [position_ids, segment_ids]
         if any(isinstance(first, torch.Tensor) for first in self._first.values()):
             numbers = [torch.from_numpy(array) for array in numbers]
-        return {**row, "position_ids": numbers[0], "segment_ids": numbers[1]}
+        if (own := row.get("position_ids")) is not None:
+            numbers[0] = own if own.ndim == 1 else own.T.contiguous() if isinstance(own, torch.Tensor) else np.ascontiguousarray(own.T)
+        row = {**row, "position_ids": numbers[0], "segment_ids": numbers[1]}
+        if self._ragged is None:
+            return row
+        return self._ragged.row(row, documents, [len(next(iter(piece.values()))) for piece in pieces])
+
+    def _part(self, name: str, value: Any, document: int) -> Any:
+        """A field that is named in ``along``; checked, except for its size."""
+        assert self._ragged is not None
+        axis, empty = self._ragged.along[name]
+        if value is None or (isinstance(value, list) and not value):
+            if empty is None:
+                raise ValueError(
+                    f"sequence {document} has no field {name!r}, so its type and shape are unknown. Give every sequence an array or a tensor, which may be empty along axis "
+                    f"{axis}; or pass such an empty one as along[{name!r}], and leave the field out where there is nothing."
+                )
+            value = empty
+        value = self._array(name, value)
+        if value.ndim <= axis:
+            raise ValueError(
+                f"the field {name!r} of sequence {document} has the shape {tuple(value.shape)}, which has no axis {axis}. Correct along[{name!r}]."
+            )
+        first: Any = self._parts.setdefault(name, value if empty is None else empty)
+        shapes = [one.shape[:axis] + one.shape[axis + 1 :] for one in (value, first)]
+        if value.dtype != first.dtype or type(value) is not type(first) or shapes[0] != shapes[1]:
+            came, was = (f"{type(one).__name__} of {one.dtype}, shape {tuple(one.shape)}" for one in (value, first))
+            raise ValueError(
+                f"the field {name!r} of sequence {document} is {came}, but {was} {f'before it in the {self._within}' if empty is None else 'in along='}: only the size along "
+                f"axis {axis} may differ. Convert it in {self._where}."
+            )
+        return value
 
     def _begin(self, fields: dict[str, Any]) -> None:
-        if wrong := sorted(fields.keys() & {"position_ids", "segment_ids"}):
-            raise ValueError(f"a sequence has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}.")
+        if "segment_ids" in fields:
+            raise ValueError(f"a sequence has the field 'segment_ids', which packing adds itself. Drop it in {self._where}.")
         if isinstance(self._pad, dict) and (unknown := sorted(self._pad.keys() - fields.keys())):
             raise ValueError(f"pad has a value for {unknown[0]!r}, but the sequences have the fields {sorted(fields)}.")
         for name, value in fields.items():
@@ -232,5 +337,5 @@ def _places(capacity: int) -> np.ndarray:
 
 
 def pad_of(pad: float | dict[str, float], name: str) -> float:
-    """The padding value of a field."""
-    return pad.get(name, 0) if isinstance(pad, dict) else pad
+    """The padding value of a field. One value for all fields is not one for positions."""
+    return pad.get(name, 0) if isinstance(pad, dict) else 0 if name == "position_ids" else pad

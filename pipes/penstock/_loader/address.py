@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import numpy as np
 
 from penstock._errors import StateError
+from penstock._fetch.packing import PackIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,8 @@ class Address:
     Attributes:
         epoch: From 0, also of an ``infinite`` loader.
         position: Of a sample, from 0, before sharding. Of a batch, a tuple of its samples' positions. A pack has one position: its number in the epoch.
-        indices: The dataset index of the sample, or a list of those of the batch; None if they are not known. `Loader.locate` looks them up.
+        indices: The dataset index of the sample, or a list of those of the batch; None if they are not known. `Loader.locate` looks them up. A pack has a list of its
+            documents instead: named tuples of ``index``, and the ``start`` and ``length`` of the piece.
     """
 
     __module__ = "penstock"
@@ -67,12 +69,24 @@ class Address:
     def of(cls, item: Indices, *, with_indices: bool) -> Self:
         """The address of an item of the index level."""
         position = tuple(item.positions.tolist()) if item.is_batch else item.positions
-        return cls(item.epoch, position, item.plain() if with_indices else None)
+        return cls(item.epoch, position, _readable(item.plain()) if with_indices else None)
 
     @property
     def positions(self) -> np.ndarray:
         """The positions as an array: int64, shape ``(samples,)``."""
         return np.atleast_1d(np.array(self.position, np.int64))
+
+
+def _readable(values: Any) -> Any:
+    """Values of the index level; packs as lists of their documents."""
+    if isinstance(values, list) and values and isinstance(values[0], PackIndex):
+        return [pack.documents() for pack in values]
+    return values.documents() if isinstance(values, PackIndex) else values
+
+
+def as_lists(values: Any) -> Any:
+    """Indices as JSON returns them: tuples as lists."""
+    return list(map(as_lists, values)) if isinstance(values, list | tuple) else values
 
 
 def as_runs(numbers: Iterable[int]) -> list[int]:

@@ -345,9 +345,11 @@ def _map_fn(facts: DatasetFacts, groups: Any, batch_size: int | None, collate_fn
         return Fetch(None, collate_fn).convert if batch_size is None else Fetch(None, collate_fn).collate
     if groups is None or is_buckets(groups):
         return Fetch(facts, collate_fn, transform)
+    from penstock._fetch.packed_rows import Ragged
     from penstock._fetch.packing import PackView
 
-    return Fetch(PackView(facts, groups.capacity, groups.pad, transform), collate_fn)
+    ragged = Ragged.of(groups.along, groups.cu_seqlens)
+    return Fetch(PackView(facts, groups.capacity, groups.pad, transform, ragged, [*groups.also]), collate_fn)
 
 
 def _graph_of(

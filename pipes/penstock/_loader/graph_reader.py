@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock._errors import ClosedError, GraphError, SourceError, StateMismatch, is_own_error
 from penstock._fetch.indices import Indices, pack
+from penstock._loader.address import Address, as_lists
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.rank_notes import RankNotes
 from penstock._loader.state_dict import CommitLedger
@@ -29,7 +30,6 @@ from penstock._nodes.told_epochs import ToldEpochs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock._loader.address import Address
     from penstock._loader.positions import Positions
     from penstock._nodes.node import Node, State
     from penstock._observe.loop_clock import LoopClock
@@ -224,9 +224,10 @@ class GraphReader(Generic[T]):
             item: Any = (
                 own[0] if isinstance(address.position, int) else pack(own) if many else Indices(address.epoch, address.positions, [])
             )
-            if address.indices is not None and item.plain() != address.indices:
+            here = None if address.indices is None else Address.of(item, with_indices=True).indices
+            if here is not None and here != address.indices and as_lists(here) != as_lists(address.indices):
                 raise StateMismatch(
-                    f"{address} has other indices than this loader at that position, {item.plain()!r:.80}: it is of another loader, or the dataset, its sampler or the seed has changed."
+                    f"{address} has other indices than this loader at that position, {here!r:.80}: it is of another loader, or the dataset, its sampler or the seed has changed."
                 )
             found.append(item)
         return found

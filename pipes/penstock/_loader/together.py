@@ -133,6 +133,8 @@ def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares
         raise ValueError(
             "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
         )
+    if isinstance(groups, Packs) and groups.sources is not None:
+        _check_sources(groups.sources, facts)
     keys = groups.keys if isinstance(groups, Buckets) else None
     of_each, what = (groups.lengths, "length") if keys is None else (keys, "key")
     if len(of_each) != facts.samples():
@@ -175,6 +177,21 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
         raise ValueError(
             f"balance has {len(costs)} costs, but {facts.name} has {facts.length} samples. Pass one cost for each index of the dataset."
         )
+
+
+def _check_sources(given: dict[str, int], facts: DatasetFacts) -> None:
+    """Refuse lengths by source that are not those of the mix."""
+    sources = facts.source_lengths
+    if sources is None:
+        raise ValueError(
+            f"lengths is a dict by source, but {facts.name} is not a Mix of datasets that are read by index. Pass one length for each index of the dataset."
+        )
+    if given.keys() != sources.keys():
+        missing, unknown = sorted(sources.keys() - given.keys()), sorted(map(str, given.keys() - sources.keys()))
+        raise ValueError(f"lengths must have the sources of the mix, {sorted(sources)}: missing are {missing}, unknown are {unknown}.")
+    for name, items in sources.items():
+        if given[name] != items:
+            raise ValueError(f"lengths[{name!r}] has {given[name]} lengths, but that source has {items} samples. Pass one for each.")
 
 
 def check_order(order: Order, facts: DatasetFacts) -> None:

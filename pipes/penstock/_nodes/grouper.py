@@ -178,10 +178,11 @@ class _Block:
         plan = _plan(groups, indices)
         self._splits = plan.splits.tolist()
         self._indices, self._positions = indices[plan.members], positions[plan.members]
-        self._packs: list[list[int]] | None = None  # the columns of a `PackIndex`
-        if plan.pieces is not None:
+        self._packs: list[list[Any]] | None = None  # the columns of a `PackIndex`
+        if plan.pieces is not None and isinstance(groups, Packs):
             columns = self._indices, self._positions, groups.lengths[self._indices], plan.pieces.starts, plan.pieces.lengths
-            self._packs = [column.tolist() for column in columns]
+            also = [np.stack([counts[self._indices] for counts, _ in groups.also.values()], 1)] if groups.also else []
+            self._packs = [column.tolist() for column in (*columns, *also)]
 
     def __len__(self) -> int:
         return len(self._splits) - 1

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from operator import gt, sub
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock._random.permutation import Int64s
 
 
@@ -89,6 +92,32 @@ def packed(lengths: Int64s, capacity: int) -> Groups:
         group_of[item] = group
         insort(rooms, (room - sizes[item], group))
     return _grouped(np.array(group_of, np.int64), groups)
+
+
+def packed_within(lengths: Int64s, capacity: int, budgets: Sequence[tuple[Int64s, int]]) -> Groups:
+    """The same with further budgets. The item that takes the largest part of any of them goes first; each goes into the group with the least room that fits it.
+
+    Args:
+        lengths: See `packed`.
+        capacity: See `packed`.
+        budgets: What the items take of each, shape ``(n,)``, from 0 to its limit; and the limit, at least 1.
+    """
+    group_of = [0] * len(lengths)
+    rooms: list[tuple[int, int]] = []
+    spaces: list[list[int]] = []  # what is left of the budgets in each group
+    sizes, takes = lengths.tolist(), np.stack([counts for counts, _ in budgets], 1).tolist()
+    shares = np.max([lengths, *(counts * (capacity / limit) for counts, limit in budgets)], axis=0)
+    for item in np.argsort(-shares, kind="stable").tolist():
+        found = bisect_left(rooms, (sizes[item], -1))
+        while found < len(rooms) and any(map(gt, takes[item], spaces[rooms[found][1]])):
+            found += 1
+        room, group = rooms.pop(found) if found < len(rooms) else (capacity, len(spaces))
+        if group == len(spaces):
+            spaces.append([limit for _, limit in budgets])
+        group_of[item] = group
+        insort(rooms, (room - sizes[item], group))
+        spaces[group] = list(map(sub, spaces[group], takes[item]))
+    return _grouped(np.array(group_of, np.int64), len(spaces))
 
 
 def _grouped(group_of: Int64s, groups: int) -> Groups:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from penstock._arguments import Shown, whole_number
+from penstock._fetch.packed_rows import Ragged
 from penstock._fetch.packing import Rows
 from penstock._fetch.padding import checked_pad
 from penstock._streams.run_cursor import running
@@ -28,7 +31,8 @@ class Pack(Shown):
 
     A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict of such fields, all of the same length. A
     row is a dict of the fields (a bare sequence is called ``tokens``), padded to the capacity, with ``position_ids``, which restart in each sequence, and
-    ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding.
+    ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding. With ``along`` or ``cu_seqlens`` it is a row with media, as `Packs` makes it;
+    its ``documents`` are the numbers of the records in the shard, as in ``penstock.sample().index``.
 
     *Best fit over a window.* A row begins with the oldest waiting sequence, and is filled with those of the others that leave the least room, one or two at
     a time. With lognormal lengths that fills 99.8 %. At the end of the shard all waiting sequences are packed, longest first; the last row may be half empty.
@@ -44,7 +48,11 @@ class Pack(Shown):
         crop: Cut sequences to fill every row. Not with ``length``.
         oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``. Default: split
             sequences, or truncate them with ``crop``; raise for other records.
-        window: Maximum number of waiting sequences, unless they are tiny: at least two rows of them wait.
+        window: Maximum number of waiting sequences, unless they are tiny: at least two rows of them wait. They are in memory, with their media.
+        along: See `Packs`. Not with ``length`` or ``crop``.
+        also: Further budgets, by name: a function of one record that returns what it takes, and how much a row may hold. As with `Packs`, a record that takes
+            some is never cut. Not with ``crop``.
+        cu_seqlens: See `Packs`. Not with ``length``.
 
     Raises:
         ValueError: An argument is invalid. On reading: a record is not a sequence, has other fields or types than those before it in the shard, or is
@@ -62,6 +70,9 @@ class Pack(Shown):
         crop: bool = False,
         oversize: Literal["split", "truncate", "error"] | None = None,
         window: int = 256,
+        along: Mapping[str, Any] | None = None,
+        also: Mapping[str, tuple[Callable[[Any], int], int]] | None = None,
+        cu_seqlens: bool = False,
     ) -> None:
         if not callable(length):
             raise TypeError(f"length must be a function of one record, but {length!r:.80} is not callable.")
@@ -70,7 +81,18 @@ class Pack(Shown):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
         if whole and (crop or oversize in ("split", "truncate")):
             raise ValueError(f"crop={crop}, oversize={oversize!r} cut sequences, but with length= records stay whole. Drop one of them.")
+        if (whole and (along or cu_seqlens)) or (crop and (along or also)):
+            what = (
+                f"crop={crop} cuts sequences, but with along= and also= they"
+                if crop
+                else "along= and cu_seqlens= are for rows of sequences, but with length= records"
+            )
+            raise ValueError(f"{what} stay whole. Drop one of them.")
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
+        self.ragged = Ragged.of(along, cu_seqlens)
+        self.limits = {name: _limit(name, given) for name, given in (also or {}).items()}
+        # A callable, so that a state compares the values that the functions hold.
+        self.counts = partial(_counts, {name: function for name, (function, _) in also.items()}, self.limits) if also else None
         self.length = length
         self.pad = checked_pad("pad", pad)
         self.crop = crop
@@ -80,8 +102,8 @@ class Pack(Shown):
     def __call__(self, records: Iterator[Any]) -> Generator[Any]:
         """The rows."""
         run = running()
-        waiting = _Waiting(self.capacity)
-        rows = Rows(self.capacity, self.pad, "shard", "a step before", _HINT) if self.length is len else None
+        waiting = _Waiting(self.capacity, [*self.limits.values()])
+        rows = Rows(self.capacity, self.pad, "shard", "a step before", _HINT, self.ragged) if self.length is len else None
         number = 0
 
         def row(*, last: bool) -> Any:
@@ -96,31 +118,46 @@ class Pack(Shown):
                 run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run every piece has a tag
             number += 1
             values = [piece.value for piece in pieces]
-            return values if rows is None else rows.row(values)
+            return values if rows is None else rows.row(values, () if plain else [piece.more.document for piece in pieces])
 
+        plain, more, came = self.counts is None and self.ragged is None, _PLAIN, count()
         for record in records:
             tag = None if run is None else run.at
+            if not plain:
+                record, more = self._apart(record, rows, next(came) if tag is None else tag.number)
             if rows is None:
-                waiting.add(_Piece(self._length(record), record, tag))
+                waiting.add(_Piece(self._length(record), record, tag, more))
             else:
                 fields = rows.fields(record)
                 whole = len(next(iter(fields.values())))
-                if whole > self.capacity and self.oversize == "error":
-                    self._refuse(whole)
+                if whole > self.capacity:
+                    if self.oversize == "error" or any(more.takes):
+                        self._refuse(whole, more.takes)
+                    if more.document[1]:
+                        rows.check_uncut(*more.document)
                 end = min(whole, self.capacity) if self.oversize == "truncate" else whole
                 for start in range(0, end, self.capacity):
                     stop = min(start + self.capacity, end)
-                    waiting.add(_Piece(stop - start, {name: value[start:stop] for name, value in fields.items()}, tag))
+                    waiting.add(_Piece(stop - start, {name: value[start:stop] for name, value in fields.items()}, tag, more))
             while len(waiting) >= self.window and waiting.total >= 2 * self.capacity:
                 yield row(last=False)
         while len(waiting) and (end := row(last=True)) is not _END:
             yield end
 
+    def _apart(self, record: Any, rows: Rows | None, number: int) -> tuple[Any, _More]:
+        """The fields of a record that have one value per token, and what else there is of it."""
+        counts = {} if self.counts is None else self.counts(record)
+        parts: dict[str, Any] = {}
+        if rows is not None and self.ragged is not None:
+            record, parts = rows.apart(record, number, counts)
+        return record, _More((*counts.values(),), (number, parts))
+
     def details(self) -> dict[str, Any]:
-        return {"capacity": self.capacity, "crop": self.crop, "oversize": self.oversize, "window": self.window}
+        also = {"also": self.limits} if self.limits else {}
+        return {"capacity": self.capacity, "crop": self.crop, "oversize": self.oversize, "window": self.window, **also}
 
     def settings(self) -> dict[str, Any]:
-        """All arguments."""
+        """All arguments, except ``also``, whose functions are compared with what they hold."""
         pad: Any = sorted(self.pad.items()) if isinstance(self.pad, dict) else [("", self.pad)]
         return {
             "capacity": self.capacity,
@@ -129,6 +166,7 @@ class Pack(Shown):
             "oversize": self.oversize,
             "window": self.window,
             "crop": self.crop,
+            **({} if self.ragged is None else self.ragged.settings()),
         }
 
     def _length(self, record: Any) -> int:
@@ -139,11 +177,40 @@ class Pack(Shown):
             self._refuse(length)
         return length
 
-    def _refuse(self, length: int) -> None:
-        also = ", or use oversize='split' or 'truncate'" if self.length is len else ""
+    def _refuse(self, length: int, takes: tuple[int, ...] = ()) -> None:
+        also = ", or use oversize='split' or 'truncate'" if self.length is len and not any(takes) else ""
+        why = ", and a record that takes some of a budget in also= is never cut" if any(takes) else ""
         raise ValueError(
-            f"a record has length {length}, but the capacity is {self.capacity}. Raise the capacity, drop the record with a Filter{also}."
+            f"a record has length {length}, but the capacity is {self.capacity}{why}. Raise the capacity, drop the record with a Filter{also}."
         )
+
+
+def _limit(name: str, given: Any) -> int:
+    """The limit of a budget in ``also``."""
+    if not isinstance(given, tuple) or len(given) != 2 or not callable(given[0]):
+        raise ValueError(f"also[{name!r}]={given!r:.80} must be a tuple of a function of one record and the limit of a row.")
+    return whole_number(f"the limit of also[{name!r}]", given[1], 1)
+
+
+def _counts(functions: dict[str, Callable[[Any], int]], limits: dict[str, int], record: Any) -> dict[str, int]:
+    """What ``record`` takes of each budget."""
+    found = {name: whole_number(f"also[{name!r}](record)", function(record), 0) for name, function in functions.items()}
+    for name, takes in found.items():
+        if takes > limits[name]:
+            raise ValueError(
+                f"a record takes {takes} of {name!r}, but a row is limited to {limits[name]}. Raise the limit, or drop the record with a Filter."
+            )
+    return found
+
+
+class _More(NamedTuple):
+    """What a record takes of each budget in ``also``; its number, and its fields in ``along``."""
+
+    takes: tuple[int, ...]
+    document: tuple[int, Mapping[str, Any]]
+
+
+_PLAIN: Final = _More((), (0, {}))
 
 
 class _Piece(NamedTuple):
@@ -152,6 +219,7 @@ class _Piece(NamedTuple):
     length: int
     value: Any
     tag: RecordId | None
+    more: _More
 
 
 @final
@@ -162,8 +230,9 @@ class _Waiting:
         total: The sum of their lengths.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, limits: list[int]) -> None:
         self._capacity = capacity
+        self._limits = limits
         self._gain = capacity // 128
         self._pieces: dict[int, _Piece] = {}  # by arrival number
         self._sizes: list[_Size] = []  # sorted
@@ -193,13 +262,28 @@ class _Waiting:
         length = self._pieces[first].length
         del sizes[bisect_left(sizes, (length, first))]
         members, room = [first], self._capacity - length
-        while sizes and sizes[0][0] <= room:
-            for place in [len(sizes) - 1] if room > 2 * sizes[-1][0] else self._best(room):
+        if self._limits:
+            while (place := self._longest(room, members)) is not None:
                 length, came = sizes.pop(place)
                 members.append(came)
                 room -= length
+        else:
+            while sizes and sizes[0][0] <= room:
+                for place in [len(sizes) - 1] if room > 2 * sizes[-1][0] else self._best(room):
+                    length, came = sizes.pop(place)
+                    members.append(came)
+                    room -= length
         self.total -= self._capacity - room
         return [self._pieces.pop(came) for came in sorted(members)], room
+
+    def _longest(self, room: int, members: list[int]) -> int | None:
+        """The place of the longest piece that fits into ``room``, and into what ``members`` leave of the budgets; None if there is none."""
+        taken = [sum(takes) for takes in zip(*(self._pieces[came].more.takes for came in members), strict=True)]
+        for place in range(bisect_right(self._sizes, (room, self._came)) - 1, -1, -1):
+            takes = self._pieces[self._sizes[place][1]].more.takes
+            if all(have + more <= limit for have, more, limit in zip(taken, takes, self._limits, strict=True)):
+                return place
+        return None
 
     def _best(self, room: int) -> list[int]:
         """The places of one piece, or of two with the later one first, that leave the least of ``room``.
