@@ -127,6 +127,8 @@ def test_a_state_in_a_checkpoint(module: Path, capsys: Any, monkeypatch: Any) ->
         torch.save(checkpoint, file)
         assert main([*words, *more]) == 1
         assert message in capsys.readouterr().err
+
+
 def test_a_pack_is_a_list_of_its_documents(module: Path, capsys: Any, monkeypatch: Any) -> None:
     """And so it is for `Loader.last`. Seen to fail: five lists, of which the first has the indices."""
     monkeypatch.setenv("RANK", "0")

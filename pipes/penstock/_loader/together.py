@@ -133,7 +133,7 @@ def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares
         raise ValueError(
             "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
         )
-    if isinstance(groups, Packs) and groups.sources is not None:
+    if groups.sources is not None:
         _check_sources(groups.sources, facts)
     keys = groups.keys if isinstance(groups, Buckets) else None
     of_each, what = (groups.lengths, "length") if keys is None else (keys, "key")

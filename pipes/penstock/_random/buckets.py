@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from penstock._arguments import Shown, checksum, whole_number
-from penstock._random.grouping import Lengths, checked_lengths
+from penstock._random.grouping import ByIndex, Lengths, by_source, checked_lengths
 from penstock._random.groups import Groups
 from penstock._random.keyed import Keys
 from penstock._random.permutation import GROUPED, philox_words
@@ -47,7 +47,7 @@ class Buckets(Shown):
 
     Args:
         lengths: The length of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are inexact, batches are larger or
-            smaller than intended; nothing else is affected.
+            smaller than intended; nothing else is affected. For a `Mix`, a dict of them by source.
         max_padded_size: Limit for the padded size of a batch: its number of samples times its longest length.
         max_tokens: Limit for the sum of the lengths in a batch, for models that need no padding.
         keys: The key of every sample of the dataset, by index: a list of hashable values, or an array of shape ``(n,)``, or of integers of shape ``(n, k)``,
@@ -72,7 +72,7 @@ class Buckets(Shown):
 
     def __init__(
         self,
-        lengths: npt.ArrayLike | None = None,
+        lengths: ByIndex | None = None,
         max_padded_size: float | None = None,
         *,
         max_tokens: float | None = None,
@@ -114,7 +114,8 @@ class Buckets(Shown):
         self.max_padded_size, self.max_tokens = (None if limit is None else _checked_limit(name, limit) for name, limit in limits.items())
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.same_size_run = whole_number("same_size_run", same_size_run, 1, self.block + 1)
-        self.lengths: Lengths = checked_lengths([] if lengths is None else lengths, whole=False)
+        numbers, self.sources = by_source("lengths", [] if lengths is None else lengths, whole=False)
+        self.lengths: Lengths = checked_lengths(numbers, whole=False)
         if keys is None and lengths is None:
             raise ValueError(f"{kinds[0]} limits lengths, but there are none. Pass the length of each sample as lengths.")
         if self.lengths.max(initial=0) > self._limit:
