@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from penstock._arguments import Shown, checksum, whole_number
-from penstock._random.grouping import ByIndex, Lengths, by_source, checked_lengths
+from penstock._random.grouping import Lengths, by_source, checked_lengths
 from penstock._random.groups import Groups
 from penstock._random.keyed import Keys
 from penstock._random.permutation import GROUPED, philox_words
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from penstock._random.grouping import ByIndex
     from penstock._random.keyed import Short
     from penstock._random.permutation import Int64s, UInt64s
 
