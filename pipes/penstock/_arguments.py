@@ -63,6 +63,11 @@ def checksum(data: Any) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
+def joined(checksums: list[str]) -> str | None:
+    """One checksum for several; None if there are none."""
+    return checksum(" ".join(checksums).encode()) if len(checksums) > 1 else checksums[0] if checksums else None
+
+
 def shortened(said: dict[str, Any], most: int = 400) -> dict[str, Any] | str:
     """``said``, if its JSON has at most ``most`` characters. Otherwise with checksums for its values, or, if that is too long, one checksum."""
     for one in (said, {name: _checksum_of(value) for name, value in said.items()}):

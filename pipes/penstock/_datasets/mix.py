@@ -41,20 +41,21 @@ class Mix(Shown, ConcatDataset[Any]):
     A source may be a `Stream`. Then each lane of the mix mixes independently (see `InterleavedMixOrder`), ``epoch_size`` is required, and an
     epoch continues where the previous one stopped. The number of lanes of each stream must divide the largest number of lanes among the streams.
 
-    You can stop a run and continue with other weights: loading a state compares only the stages that started before it was saved.
+    You can stop a run and continue with other weights and more sources: loading a state compares only the stages that started before it was saved, and the sources that
+    they use. `Loader.reweight` changes the weights while the run goes on.
 
     Args:
         datasets: The sources, by name: map-style datasets, or a `Stream` each.
         weights: The weight of each source, with any sum; or stages, as pairs of a start and weights, where the start is an item counted from the start of
-            training, over all ranks. A stage may omit sources.
-        epoch_size: Items in an epoch, over all ranks. Default: the sum of the lengths.
+            training, over all ranks. A stage may omit sources. A source may have the weight 0 until `Loader.reweight` gives it another one.
+        epoch_size: Items in an epoch, over all ranks. Default: the sum of the lengths of the sources in the first stage.
         stop: ``"first"``: the first epoch ends before any source would repeat an item. ``"all"``: it ends before the last source would, so that every item of every
             source has been shown. Later epochs have the same length. Excludes ``epoch_size``.
         run: How many consecutive items come from the same source; ``run=batch_size * world_size`` fills each batch from one source.
         tag: Add the name of the source to each sample under this key. Samples must be dicts.
 
     Raises:
-        ValueError: A weight is negative, not finite, or names no source; all weights are 0; or a source is empty or has no weight.
+        ValueError: A weight is negative, not finite, or names no source; all weights are 0; or a source is empty or is named by no weight.
         TypeError: A source can neither be read by index nor is a `Stream`.
     """
 
@@ -134,14 +135,18 @@ class Mix(Shown, ConcatDataset[Any]):
         pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
         orders = {name: DatasetFacts.of(dataset).order(shuffle=shuffle, seed=source_seed(seed, name)) for name, dataset in pairs}
         if not self._streams:
-            return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, {name: len(dataset) for name, dataset in pairs})
+            sizes = {name: len(dataset) for name, dataset in pairs}
+            return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, sizes, self._data())
         if self._epoch_size is None or isinstance(self._epoch_size, str) or self._run != 1:
             what = f"run={self._run}" if self._run != 1 else "stop" if isinstance(self._epoch_size, str) else "epoch_size=None"
             raise ValueError(
                 f"{what}: the source {min(self._streams)!r} is a stream of unknown length. Set the number of items in an epoch with epoch_size=, and drop "
                 f"stop and run."
             )
-        return InterleavedMixOrder(orders, self._weights, self._epoch_size, seed)
+        return InterleavedMixOrder(orders, self._weights, self._epoch_size, seed, self._data())
+
+    def _data(self) -> dict[str, dict[str, str]]:
+        return {name: DatasetFacts.of(dataset).names for name, dataset in zip(self.names, self.datasets, strict=True)}
 
     def report(self, items: int | None = None) -> dict[str, Share]:
         """What the first ``items`` items of training (default: one epoch) take from each source, by name.

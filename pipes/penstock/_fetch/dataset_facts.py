@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, final
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from penstock._arguments import Shown, checksum
+from penstock._arguments import Shown, checksum, joined
 from penstock._fetch.array_dataset import ArrayDataset, is_arrays
 from penstock._fetch.self_splitting import splits_itself
 from penstock._random.order import Order
@@ -331,7 +331,7 @@ def said_of(dataset: Any, name: str) -> str | None:
             found.append(
                 checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]).encode())
             )
-    return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
+    return joined(found)
 
 
 def _epoch_aware(dataset: Any) -> list[Any]:

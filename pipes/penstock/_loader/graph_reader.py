@@ -235,7 +235,7 @@ class GraphReader(Generic[T]):
     def again(self, address: Address) -> Any:
         """The batch or sample at ``address`` once more. Moves nothing."""
         self.owner = os.getpid()
-        with self._still():
+        with self.still():
             item = self._ahead.get(address)
             if item is None or address.indices not in (None, item.plain()):
                 item = self.at([address])[0]  # which refuses other indices
@@ -247,7 +247,7 @@ class GraphReader(Generic[T]):
     def begin_again(self, addresses: Sequence[Address]) -> None:
         """Look up ``addresses``, and begin to make them in the workers."""
         self.owner = os.getpid()
-        with self._still():
+        with self.still():
             new = [address for address in addresses if address not in self._ahead]
             known = self._ahead | dict(zip(new, self.at(new), strict=True))
             self._ahead = {address: known[address] for address in addresses}
@@ -255,7 +255,7 @@ class GraphReader(Generic[T]):
                 mapper.begin_again(list(self._ahead.values()))
 
     @contextlib.contextmanager
-    def _still(self) -> Iterator[None]:
+    def still(self) -> Iterator[None]:
         """In this context no other thread reads the graph."""
         with contextlib.ExitStack() as stack:
             for node in self._nodes:

@@ -25,6 +25,7 @@ from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions
+from penstock._loader.run_changes import RunChanges, changes_in
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
 from penstock._loader.title import title
 from penstock._nodes.cycler import Cycler
@@ -35,7 +36,7 @@ from penstock._observe.loop_clock import LoopClock
 from penstock._workers.lifetime import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from penstock._fetch.indices import Indices
@@ -96,6 +97,7 @@ class Loader(FromDataset, Generic[T]):
         self._settings: dict[str, Any] | None = None
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
+        self._changes = RunChanges(self._reader)
         self._unseeded: int | None = None  # number of items shuffled with the default seed
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
@@ -287,7 +289,8 @@ class Loader(FromDataset, Generic[T]):
             raise StateError(f"this loader's state alone would skip what is open. Save {self.saved_by}.state_dict(), and load it there.")
         state = self._runs.state if here is None else here
         try:
-            return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
+            whole = {"format": FORMAT, "settings": self._settings_at(state), "state": state, **self._changes.saved()}
+            return {KEY: json.dumps(whole, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
                 f"the state of this graph is not JSON ({exc}). In get_state of your own nodes, return only dict, list, str, int, float, bool and None."
@@ -317,18 +320,23 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._runs.roll_back()
         state = parsed(state_dict)
-        changed = changes(state["settings"], self._settings_at(state["state"]))
-        if changed and strict is not False:
-            way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
-            raise StateMismatch(
-                f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it was saved under{way}."
-            )
-        if changed:
-            inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
-            warn_of_start(changed, epoch_of(inner))
-        else:
-            inner = state["state"]
-            self.root.check(inner)
+        before = self._changes.adopt(changes_in(state))
+        try:
+            changed = changes(state["settings"], self._settings_at(state["state"]))
+            if changed and strict is not False:
+                way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
+                raise StateMismatch(
+                    f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it was saved under{way}."
+                )
+            if changed:
+                inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
+                warn_of_start(changed, epoch_of(inner))
+            else:
+                inner = state["state"]
+                self.root.check(inner)
+        except BaseException:
+            self._changes.adopt(before)
+            raise
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()
@@ -346,6 +354,30 @@ class Loader(FromDataset, Generic[T]):
             n: How many more delivered batches were trained on, oldest first; 0 only enables this mode.
         """
         self._reader.commits.commit(n, self._reader.cursor.state)
+
+    # Changing the run.
+
+    def reweight(self, weights: Mapping[str, Any], at: int | None = None) -> int:
+        """Give the sources of a `Mix` other weights from a later sample on, as a stage that starts there would. What is in progress is delivered first.
+
+        The stage is in the state. All ranks must call it in the same step, with the same weights; `check_ranks` compares them.
+
+        Args:
+            weights: See `Mix`. A source that is left out gets none.
+            at: The sample at which they begin, counted from the start of training, over all ranks; rounded up to a ``run``, or to a multiple of the lanes. Default: the first one that may not be in progress, however full the queues
+                are: so all ranks find the same one.
+
+        Returns:
+            The sample at which they begin.
+
+        Raises:
+            ValueError: The weights are invalid; ``at`` is in the past; or the loader is not over a `Mix`.
+            GraphError: ``at`` is needed, because ranks may be at different samples.
+        """
+        self._reader.check_open()
+        with self._runs.turn:
+            self._runs.roll_back()
+            return self._changes.reweight(weights, at)
 
     # Life.
 
@@ -468,7 +500,8 @@ class Loader(FromDataset, Generic[T]):
         """The settings that ``state`` depends on. Later stages of a mix may still change."""
         if self._settings is None:
             self._settings = json.loads(json.dumps(self._reader.positions.settings()))
-        return {**self._settings, **self._reader.positions.settings_at(state)}
+        here = self._reader.positions.settings_at(state)
+        return {name: said for name, said in {**self._settings, **here}.items() if said is not None or name not in here}
 
     def _check_length(self) -> None:
         items = self._built_for if self._built_for is None else len(self.dataset)

@@ -55,6 +55,7 @@ class Grouper(FirstNode[Indices]):
         self.order = order
         self.groups = groups
         self._indices = Sampler(order)
+        self.grain = self._indices.grain
         self._blocks = -(-len(order) // groups.block)
         self._last: _Block | None = None  # the block that was read last
         self._ends: tuple[int, list[int]] = -1, []  # see `_ends_of`
@@ -144,6 +145,22 @@ class Grouper(FirstNode[Indices]):
             # A block is always planned as a whole.
             place = {"position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None}
         return self._indices.settings_at(epoch, place)
+
+    def changes(self) -> dict[str, Any]:
+        return self._indices.changes()
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        if changes and self.groups.count:
+            raise ValueError("count=True counts the groups of whole epochs in advance, so nothing may change while the run goes on.")
+        self._indices.adopt(changes)
+        self._ends = -1, []
+
+    def passed(self, place: State) -> int:
+        planned = (place["block"] + (place["taken"] > 0)) * self.groups.block  # a block is always planned as a whole
+        return int(place["epoch"] * len(self.order) + min(planned, len(self.order)))
+
+    def choices(self) -> dict[str, Any]:
+        return self._indices.choices()
 
     def seek(self, place: State) -> State:
         self._counting.resume()

@@ -194,6 +194,7 @@ class FirstNode(IndexNode[T]):
     compared = False  # whether `note` will be asked; set before anything is read
     has_indices = True  # whether its values are dataset indices, and not the data or the number of a batch
     dealt_to: DealtTo | None = None  # set by a `Sharder` that deals the items
+    grain = 0  # see `PlainOrder`
     has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:
@@ -242,6 +243,32 @@ class FirstNode(IndexNode[T]):
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         """Settings that depend on ``place``, as for a `ScheduledOrder`. None is the end of ``epoch``. Accepts unchecked places."""
+        return {}
+
+    def changes(self) -> dict[str, Any]:
+        """What the run itself has changed, as JSON for its state. Empty: nothing."""
+        return {}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        """Have these changes, and no others. Nothing else reads the graph meanwhile.
+
+        Raises:
+            StateError: They are damaged.
+            ValueError: This source cannot have them.
+        """
+        if changes:
+            raise ValueError(f"a {type(self).__name__} cannot change what comes.")
+
+    def passed(self, place: State) -> int:
+        """The samples of training before ``place``, on all ranks together; more, if later ones are planned together with those.
+
+        Raises:
+            GraphError: They are not counted.
+        """
+        raise GraphError(f"{self.facts.settings.get('order', type(self).__name__)} does not count the samples since the start of training")
+
+    def choices(self) -> dict[str, Any]:
+        """Settings that must match on every rank, and that a run may change; as in ``rank_settings``."""
         return {}
 
     def state_is_per_rank(self) -> bool:

@@ -189,6 +189,11 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return items
 
     @property
+    def ahead(self) -> int | None:
+        """The most items that it may have taken from its source and not delivered, alike on all ranks; None if that may differ."""
+        return 0
+
+    @property
     def told(self) -> Sequence[Any]:
         """The user's own samplers that are told which epoch the loop begins."""
         return ()

@@ -287,6 +287,10 @@ class ParallelMapper(Node[T]):
         tells_ahead = self.executor.epoch_aware and not self.num_workers  # the user's own dataset, which is read here
         return not self._shared_changed and not tells_ahead and self.source.runs_ahead
 
+    @property
+    def ahead(self) -> int | None:
+        return self.executor.crew.most_ahead if self.in_order and not self._options.is_auto else None
+
     def begin(self, place: State) -> bool:
         if (path := self._shared.changed()) is None:
             return True

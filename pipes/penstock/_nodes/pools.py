@@ -146,6 +146,12 @@ class Crew:
             return 1
         return workers * self._per_worker if self._options.max_concurrent is None else self._options.max_concurrent
 
+    @property
+    def most_ahead(self) -> int:
+        """The most items that may ever be in progress, whatever their size."""
+        options = self._options
+        return self.most and (options.max_concurrent or self.most * (options.prefetch_factor or options.kind.ahead))
+
     def learn(self, value: Any) -> None:
         """Choose the depth from the bytes of the first item. For small items, waking a worker is most of the cost, so more are in progress."""
         self.is_new, options, size = False, self._options, nbytes(value)

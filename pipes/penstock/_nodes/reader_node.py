@@ -140,6 +140,10 @@ class ReaderNode(Node[T]):
             depth=pump.depth,
         )
 
+    @property
+    def ahead(self) -> int | None:
+        return self._depth + 1 if self._threaded else 0
+
     def _converter(self) -> Callable[[Any], Any] | None:
         """The function that the thread applies to each item and marker. Called in the consumer's thread, at the first `reset`."""
         return None

@@ -22,6 +22,7 @@ BLOCK = 4096
 Block = tuple[int, int, int, int, Indices]
 """Indices computed ahead: epoch, origin, first position, stride, and the indices."""
 _NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
+_NOT_READ: Block = (-1, 0, 0, 1, _NOTHING)
 
 
 @final
@@ -50,8 +51,9 @@ class Sampler(FirstNode[Indices]):
             )
         self.order = order
         self._n = len(order)
+        self.grain = order.grain if isinstance(order, PlainOrder) else 0
         self._block: int = getattr(order, "read_ahead", BLOCK)
-        self._ahead: Block = (-1, 0, 0, 1, _NOTHING)
+        self._ahead = _NOT_READ
         self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
         # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
         self._marks = order.marks if isinstance(order, PlainOrder) else None
@@ -61,8 +63,7 @@ class Sampler(FirstNode[Indices]):
         self._looks_ahead = isinstance(order, PlainOrder) and not (scheduled or continuing or self._planned is not None)
         self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
-        choices = {"all stages": settings} if scheduled else {}
-        super().__init__(Facts(settings, choices, carries_over_epochs=continuing))
+        super().__init__(Facts(settings, {"all stages": settings} if scheduled else {}, carries_over_epochs=continuing))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order}
@@ -116,6 +117,23 @@ class Sampler(FirstNode[Indices]):
         if self.facts.carries_over_epochs:
             raise GraphError(f"{type(self.order).__name__} can only be read forward, so it cannot be read by position")
         return self._indices(place["epoch"], 0, np.asarray(positions, np.int64))
+
+    def changes(self) -> dict[str, Any]:
+        return self.order.changes() if isinstance(self.order, PlainOrder) else {}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        if isinstance(self.order, PlainOrder):
+            self.order.adopt(changes)
+            self._ahead = self._next = _NOT_READ
+        else:
+            super().adopt(changes)
+
+    def passed(self, place: State) -> int:
+        begin = place["origin"] - place.get("left", 0) if self.facts.carries_over_epochs else place["epoch"] * self._n
+        return int(begin + place["position"])
+
+    def choices(self) -> dict[str, Any]:
+        return {"all stages": self.order.settings()} if isinstance(self.order, ScheduledOrder) else {}
 
     def check(self, state: Any) -> None:
         continues = self.facts.carries_over_epochs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice, product
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from penstock._arguments import shortened, whole_number
-from penstock._random.mix_order import MixOrder, checksum_of, over_passes
+from penstock._random.mix_order import MixOrder, checksum_of, data_of, over_passes
+from penstock._random.mix_stages import added_stages
 from penstock._random.order import ContinuingOrder
 from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, checked_seed
 from penstock._random.permutation import by_group
@@ -44,6 +46,7 @@ class InterleavedMixOrder(PlainOrder):
         weights: See `MixOrder`. In each lane a stage begins at its share of the start, rounded up.
         epoch_size: Items in an epoch.
         seed: From 0 to 2**63 - 1.
+        data: See `MixOrder`.
 
     Raises:
         ValueError: The lanes of a source do not divide the largest number of lanes; there are too many sources; or see `MixOrder`.
@@ -52,7 +55,12 @@ class InterleavedMixOrder(PlainOrder):
     __module__ = "penstock._random.lane_mix_order"
 
     def __init__(
-        self, orders: Mapping[str, Order], weights: Weights | Sequence[tuple[int, Weights]], epoch_size: int, seed: int = 0
+        self,
+        orders: Mapping[str, Order],
+        weights: Weights | Sequence[tuple[int, Weights]],
+        epoch_size: int,
+        seed: int = 0,
+        data: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.names = sorted(orders)
         if len(self.names) > MOST_SOURCES:
@@ -60,7 +68,7 @@ class InterleavedMixOrder(PlainOrder):
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._orders = [orders[name] for name in self.names]
         lanes = {name: order.round for name, order in orders.items() if isinstance(order, ContinuingOrder)}
-        self.round = self.lanes = max(lanes.values())
+        self.round = self.lanes = self.grain = max(lanes.values())
         for name, number in lanes.items():
             if self.lanes % number:
                 raise ValueError(
@@ -68,19 +76,19 @@ class InterleavedMixOrder(PlainOrder):
                     f"lanes= that divides {self.lanes}: {number} shards or more allow {max(d for d in range(1, number + 1) if self.lanes % d == 0)}."
                 )
         self._seed = checked_seed(seed)
-        of_a_lane = weights if isinstance(weights, Mapping) else [(-(-start // self.lanes), of) for start, of in weights]
+        of_a_lane = weights if isinstance(weights, Mapping) else self._of_each_lane(weights)
         endless = {name: SequentialOrder(1 << _BITS) for name in self.names}
         self._of_a_lane = endless, of_a_lane
+        self.added: list[tuple[int, Weights]] = []
         self._mixes: dict[int, MixOrder] = {}  # created on demand, because a rank needs only those of its lanes
         self.stages = self._mix(0).stages
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it should serve many items
-        said = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
-        held = {
-            name: settings.pop("held") for name, settings in said if "held" in settings
+        self._sources = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
+        self._held = {
+            name: settings.pop("held") for name, settings in self._sources if "held" in settings
         }  # kept apart, to be named in an error if they differ
-        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": checksum_of(said)}
-        if held:
-            self._said["held"] = shortened(held)
+        self._data = data or {}
+        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed}
         marks = [order.marks for order in self._orders if isinstance(order, PlainOrder) and order.marks is not None]
         self.marks = partial(_all_of, marks) if marks else None
 
@@ -103,11 +111,36 @@ class InterleavedMixOrder(PlainOrder):
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
-        return {**self._said, "stages": self._mix(0).settings()["stages"]}
+        return {**self._said, **self._begun(self._mix(0).settings()["stages"], len(self.stages))}
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`; as in `indices`, ``position`` counts from the beginning of training."""
-        return self._mix(0).settings_at(0, -(-position // self.lanes))
+        run = -(-position // self.lanes)
+        begun = bisect_left(self.stages, run, key=lambda stage: stage.start)
+        return self._begun(self._mix(0).settings_at(0, run)["stages"], begun)
+
+    def _begun(self, stages: str, begun: int) -> dict[str, Any]:
+        """The settings that the first ``begun`` stages depend on."""
+        used = {self.names[place] for place in self._mix(0).used(begun)}
+        held = {name: held for name, held in self._held.items() if name in used}
+        sources = checksum_of([pair for pair in self._sources if pair[0] in used])
+        data = data_of(self._data, sorted(used))
+        return {"stages": stages, "orders": sources, **data, **({"held": shortened(held) if held else None} if self._held else {})}
+
+    def changes(self) -> dict[str, Any]:
+        """See `PlainOrder.changes`."""
+        return {"stages": self.added} if self.added else {}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        """See `PlainOrder.adopt`."""
+        added = added_stages(changes)
+        of_a_lane = self._of_each_lane(added)
+        self._mix(0).restage(of_a_lane)  # may refuse them
+        mixes, self._mixes = self._mixes, {0: self._mixes[0]}  # those are made anew after an interrupt
+        self.added, self.stages = added, self._mixes[0].stages
+        for mix in mixes.values():
+            mix.restage(of_a_lane)
+        self._mixes = mixes
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
         """The exact shares of the sources in the items from ``begin`` to ``end - 1``, if both are multiples of the number of lanes."""
@@ -116,8 +149,13 @@ class InterleavedMixOrder(PlainOrder):
 
     def _mix(self, lane: int) -> MixOrder:
         if lane not in self._mixes:
-            self._mixes[lane] = MixOrder(*self._of_a_lane, LONGEST, mixed((mixed(self._seed + GAMMA) ^ lane) + GAMMA) >> 1)
+            mix = MixOrder(*self._of_a_lane, LONGEST, mixed((mixed(self._seed + GAMMA) ^ lane) + GAMMA) >> 1)
+            mix.restage(self._of_each_lane(self.added))
+            self._mixes[lane] = mix
         return self._mixes[lane]
+
+    def _of_each_lane(self, stages: Any) -> list[tuple[int, Weights]]:
+        return [(-(-start // self.lanes), of) for start, of in stages]
 
     def _placed(self, lane: int, sources: Int64s, numbers: Int64s) -> Int64s:
         """The indices of the items ``numbers`` of ``sources`` in one lane."""

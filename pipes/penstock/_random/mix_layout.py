@@ -31,9 +31,10 @@ class Blocks(NamedTuple):
     numbers: Int64s
 
 
-def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s) -> Blocks:
-    """Lay out these blocks of ``stage``, using six random words."""
+def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s, used: Sequence[bool]) -> Blocks:
+    """Lay out these blocks of ``stage``, using six random words. ``used``: whether each source has a share in this stage or an earlier one."""
     size, count, n = stage.block, len(stage.shares), len(blocks)
+    known = np.maximum(np.cumsum(used) - 1, 0).astype(np.uint64)  # numbers that do not depend on sources of later stages
     quotas = np.array([[end - begin for begin, end in zip(stage.before(k), stage.before(k + 1), strict=True)] for k in blocks])
 
     def spread(of_sources: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -43,7 +44,7 @@ def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s) -> Blocks:
     slots = np.arange(size)
     items = slots - spread(np.cumsum(quotas, axis=1) - quotas)
     counter = np.array([[k % 2**64] for k in blocks], np.uint64) * np.uint64(size) + slots.astype(np.uint64)
-    of_sources = (counter[:, :1] * np.uint64(MOST) + np.arange(count, dtype=np.uint64)).astype(np.uint64, copy=False)
+    of_sources = (counter[:, :1] * np.uint64(MOST) + known).astype(np.uint64, copy=False)
     times = _uniform(splitmix64_stream(counter, keys[0], keys[1]))
     times += items
     times *= spread(1 / np.maximum(quotas, 1))

@@ -6,21 +6,21 @@ import hashlib
 import json
 from bisect import bisect_left, bisect_right
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from penstock._arguments import checksum, whole_number
+from penstock._arguments import checksum, joined, whole_number
 from penstock._random.mix_layout import Blocks, laid_out
-from penstock._random.mix_stages import stages_of
+from penstock._random.mix_stages import added_stages, stage_at, stages_of
 from penstock._random.orders import LONGEST, PlainOrder, check_positions, checked_seed
 from penstock._random.permutation import MIXED, Int64s, by_group, philox_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock._random.mix_stages import Weights
+    from penstock._random.mix_stages import Stage, Weights
     from penstock._random.order import Order
 
 _AT_ONCE = 2**16
@@ -44,11 +44,15 @@ class MixOrder(PlainOrder):
         weights: The weight of each source, with any sum: ``{"web": 7, "code": 3}``. Or stages, each with the item at which it starts, counted from the
             start of training: ``[(0, {…}), (80_000_000, {…})]``. A weight of 0, or none, excludes the source from that stage.
         epoch_size: Items in an epoch. ``"first"`` ends the first epoch before any source would repeat an item, ``"all"`` before the last one would.
-            Default: the sum of the orders' lengths.
+            Default: the sum of the lengths of the orders in the first stage.
         seed: From 0 to 2**63 - 1.
         run: How many consecutive items come from the same source. It must divide ``epoch_size`` and the starts of the stages.
         sizes: The length of each source's dataset, if it differs from the length of its order. The index of sample i of a source is i plus the lengths of the
             datasets before it, sorted by name.
+        data: More that identifies each source's data: checksums by name, as `DatasetFacts.names` has them.
+
+    Attributes:
+        added: The stages that `restage` has added, each with its start.
 
     Raises:
         ValueError: Weights are invalid or match no source; a source is empty; or ``run`` does not divide ``epoch_size``.
@@ -64,31 +68,36 @@ class MixOrder(PlainOrder):
         seed: int = 0,
         run: int = 1,
         sizes: Mapping[str, int] | None = None,
+        data: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.names = sorted(orders)
         self._seed = checked_seed(seed)
-        self.run = whole_number("run", run, 1, LONGEST)
+        self.run = self.grain = whole_number("run", run, 1, LONGEST)
         if not self.names:
             raise ValueError("a mix needs at least one source, but got none.")
-        self.stages = stages_of(weights, self.names, self.run)
+        self._planned = stages_of(weights, self.names, self.run)
         self._orders = [orders[name] for name in self.names]
         self.lengths = [len(order) for order in self._orders]
         if 0 in self.lengths:
             raise ValueError(f"the source {self.names[self.lengths.index(0)]!r} has a weight but no items. Remove it.")
-        sized = self.lengths if sizes is None else [sizes[name] for name in self.names]
+        self._sized = sized = self.lengths if sizes is None else [sizes[name] for name in self.names]
+        self._data = data or {}
         self._offsets = np.cumsum([0, *sized[:-1]])
-        self._keys = [philox_words(self._seed, number, MIXED, 6) for number in range(len(self.stages))]
         self.read_ahead = min(
             _AT_ONCE, max(4096, 1024 * len(self.names))
         )  # one call to each source's order costs 50 us, so it should serve many items
         self._kept: tuple[int, int, Blocks] | None = None
-        self._counts = [[0] * len(self.names)]  # runs of each source before each stage
-        for number, stage in enumerate(self.stages[1:]):
-            self._counts.append(self._runs_before(number, stage.start))
+        self.stages: list[Stage] = []
+        self.added: list[tuple[int, Weights]] = []
+        self._added: list[Stage] = []
+        self._keys: list[Any] = []
+        self._counts: list[list[int]] = []  # runs of each source before each stage
+        self._used: list[list[bool]] = []  # whether each source has a share in a stage or an earlier one
+        self._said_at: dict[int, dict[str, Any]] = {}
+        self.restage([])
         self._n = self._epoch_size(epoch_size)
-        said = [[name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)]
-        self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run, "sources": checksum_of(said)}
-        self._said_stages: dict[int, str] = {}
+        self._sources = [[name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)]
+        self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run}
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -96,9 +105,12 @@ class MixOrder(PlainOrder):
         out = np.empty(len(positions), np.int64)
         runs = positions if self.run == 1 else positions // self.run
         first = epoch * (self._n // self.run)  # the epoch's first run: a Python int, because it may exceed 64 bits
-        for number, stage in enumerate(self.stages):
-            chosen: Any = slice(None)
-            if len(self.stages) > 1:
+        if not len(runs):
+            return out
+        begun = [bisect_right(self.stages, first + int(run), key=_start_of) for run in (runs.min(), runs.max())]
+        for number in range(begun[0] - 1, begun[1]):
+            stage, chosen = self.stages[number], slice(None)  # type: Stage, Any
+            if begun[0] < begun[1]:
                 end = self.stages[number + 1].start - first if number + 1 < len(self.stages) else LONGEST
                 chosen = np.flatnonzero((runs >= max(0, stage.start - first)) & (runs < max(0, min(end, LONGEST))))
             if (those := runs[chosen]).size:
@@ -111,12 +123,40 @@ class MixOrder(PlainOrder):
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
-        return {**self._said, "stages": self._stages(len(self.stages))}
+        return {**self._said, **self._begun(len(self.stages))}
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`."""
         run = -(-(epoch * self._n + position) // self.run)
-        return {"stages": self._stages(bisect_left(self.stages, run, key=lambda stage: stage.start))}
+        return self._begun(bisect_left(self.stages, run, key=_start_of))
+
+    def changes(self) -> dict[str, Any]:
+        """See `PlainOrder.changes`."""
+        return {"stages": self.added} if self.added else {}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        """See `PlainOrder.adopt`."""
+        self.restage(added_stages(changes))
+
+    def restage(self, added: list[tuple[int, Weights]]) -> None:
+        """Replace the stages that were added to those of the plan. One that starts where another does replaces it."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(added, self.added, strict=False)))
+        stages = self._added[:same] + [stage_at(start, weights, self.names, self.run) for start, weights in added[same:]]
+        merged = sorted({stage.start: stage for stage in (*self._planned, *stages)}.values(), key=_start_of)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(merged, self.stages, strict=False)))
+        was = vars(self).copy()
+        try:
+            self.stages, self.added, self._added, self._kept = merged, added, stages, None
+            self._keys, self._counts, self._used = self._keys[:kept], self._counts[:kept], self._used[:kept]
+            self._said_at = {begun: said for begun, said in self._said_at.items() if begun <= kept}
+            for number in range(kept, len(merged)):
+                before = self._used[-1] if number else [False] * len(self.names)
+                self._used.append([share > 0 or was_used for share, was_used in zip(merged[number].shares, before, strict=True)])
+                self._keys.append(philox_words(self._seed, number, MIXED, 6))
+                self._counts.append(self._runs_before(number - 1, merged[number].start) if number else [0] * len(self.names))
+        except BaseException:  # Ctrl-C
+            vars(self).update(was)
+            raise
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
         """The exact shares of the sources in the items from ``begin`` to ``end - 1``."""
@@ -159,7 +199,7 @@ class MixOrder(PlainOrder):
         kept = self._kept
         if len(those) == 1 and kept is not None and kept[:2] == (number, those[0]):
             return kept[2]
-        blocks = laid_out(self.stages[number], those, self._keys[number])
+        blocks = laid_out(self.stages[number], those, self._keys[number], self._used[number])
         self._kept = number, those[-1], Blocks(blocks.sources[-1:], blocks.numbers[-1:])
         return blocks
 
@@ -176,7 +216,8 @@ class MixOrder(PlainOrder):
 
     def _epoch_size(self, asked: int | Literal["first", "all"] | None) -> int:
         if asked is None:
-            return max(1, sum(self.lengths) // self.run) * self.run
+            first = sum(length for length, used in zip(self.lengths, self._used[0], strict=True) if used)
+            return max(1, first // self.run) * self.run
         if asked in ("first", "all"):
             up = asked == "all"
             places = [self._place_of(source, length // self.run) for source, length in enumerate(self.lengths)]
@@ -211,11 +252,21 @@ class MixOrder(PlainOrder):
         places = np.flatnonzero(self._laid_out(number, [block]).sources[0] == source)
         return stage.start + block * stage.block + int(places[rest - stage.before(block)[source]])
 
-    def _stages(self, begun: int) -> str:
-        """A checksum of the first ``begun`` stages."""
-        if begun not in self._said_stages:
-            self._said_stages[begun] = checksum_of([[stage.start, [str(share) for share in stage.shares]] for stage in self.stages[:begun]])
-        return self._said_stages[begun]
+    def used(self, begun: int) -> list[int]:
+        """The numbers of the sources that the first ``begun`` stages use. Those of the first stage always count."""
+        return [place for place, used in enumerate(self._used[max(begun, 1) - 1]) if used]
+
+    def _begun(self, begun: int) -> dict[str, Any]:
+        """The settings that the first ``begun`` stages depend on: their shares, and the sources that they use."""
+        if begun not in self._said_at:
+            used = self.used(begun)
+            self._said_at[begun] = {
+                "stages": checksum_of([[stage.start, [str(stage.shares[place]) for place in used]] for stage in self.stages[:begun]]),
+                "sources": checksum_of([self._sources[place] for place in used]),
+                "dataset_length": sum(self._sized[place] for place in used),
+                **data_of(self._data, [self.names[place] for place in used]),
+            }
+        return self._said_at[begun]
 
 
 def over_passes(order: Order, length: int, first: int, at: Int64s) -> Int64s:
@@ -227,6 +278,16 @@ def over_passes(order: Order, length: int, first: int, at: Int64s) -> Int64s:
         chosen: Any = np.flatnonzero(passes == one) if several else slice(None)
         out[chosen] = order.indices((first + one) % 2**63, at[chosen] - one * length)
     return out
+
+
+def _start_of(stage: Stage) -> int:
+    return stage.start
+
+
+def data_of(data: Mapping[str, Mapping[str, str]], used: Sequence[str]) -> dict[str, str | None]:
+    """What identifies the data of the sources ``used``, by name. None where nothing does."""
+    names = sorted({name for said in data.values() for name in said})
+    return {name: joined([data[source][name] for source in used if name in data[source]]) for name in names}
 
 
 def checksum_of(said: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Rational
@@ -13,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from penstock._arguments import whole_number
+from penstock._errors import StateError
 
 Weights = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
     """Check the user's weights: one set, or several, each with the item at which it starts.
 
     Raises:
-        ValueError: A name is not a source; a weight is negative, not a number or too small; all weights are 0; a source has no weight in any stage; or the
+        ValueError: A name is not a source; a weight is negative, not a number or too small; all weights are 0; no stage names a source; or the
             starts do not ascend from 0 or are not multiples of ``run``.
     """
     given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
@@ -69,12 +69,36 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
             f"the stages start at the items {starts}. The first stage must start at 0, and each later one after the one before it."
         )
     stages = [Stage(start // run, _shares(of, names, start)) for start, (_, of) in zip(starts, given, strict=True)]
-    for place, name in enumerate(names):
-        if not any(stage.shares[place] for stage in stages):
+    for name in names:
+        if not any(name in of for _, of in given):
             raise ValueError(
-                f"the source {name!r} has no weight above 0{' in any stage' * (len(stages) > 1)}. Give it one, or remove the source."
+                f"the source {name!r} has no weight{' in any stage' * (len(stages) > 1)}. Give it one, which may be 0 until `reweight`, or remove the source."
             )
     return stages
+
+
+def stage_at(start: int, weights: Weights, names: Sequence[str], run: int) -> Stage:
+    """One more stage. Raises what `stages_of` does."""
+    return Stage(_start(start, run) // run, _shares(weights, names, start))
+
+
+def as_json(weights: Weights) -> Weights:
+    """``weights`` as JSON that means exactly the same."""
+    if not isinstance(weights, Mapping):
+        return weights
+    return {name: weight if type(weight) in (int, float) else str(_exact(weight, name, "")) for name, weight in weights.items()}
+
+
+def added_stages(changes: dict[str, Any]) -> list[tuple[int, Weights]]:
+    """The stages in the changes of a run, which may be damaged.
+
+    Raises:
+        StateError: They are.
+    """
+    try:
+        return [(start, weights) for start, weights in changes.get("stages", ())]
+    except (TypeError, ValueError):
+        raise StateError("the stages that a run has added are damaged in this state. Load an older one.") from None
 
 
 def _start(start: Any, run: int) -> int:
@@ -112,7 +136,7 @@ def _exact(weight: Any, name: str, where: str) -> Fraction:
         exact = (
             Fraction(int(weight.numerator), int(weight.denominator))
             if isinstance(weight, Rational) and not isinstance(weight, bool)
-            else Fraction(Decimal(str(weight.item() if isinstance(weight, torch.Tensor) else weight)))
+            else Fraction(str(weight.item() if isinstance(weight, torch.Tensor) else weight))
         )
     except (ArithmeticError, ValueError, RuntimeError):
         exact = Fraction(-1)

@@ -46,7 +46,7 @@ class ScheduledOrder(Order, Protocol):
     """An order with a plan whose later part may change during training. Only the part before a state's position must match."""
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """The entries of `Order.settings` that describe the plan, limited to the part before ``position`` of ``epoch``."""
+        """The entries of `Order.settings` that describe the plan, limited to the part before ``position`` of ``epoch``. None: the state has no such entry."""
         ...
 
 

@@ -29,12 +29,14 @@ class PlainOrder(Shown):
     """What orders share: their length, and their settings, which are in ``_said``.
 
     Attributes:
+        grain: Of a mix: its stages start at a multiple of this. 0: it is none.
         marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None if there is nothing of the kind.
     """
 
     _n: int
     _said: dict[str, Any]
     marks: Callable[[], tuple[int, ...]] | None = None
+    grain = 0
 
     def __len__(self) -> int:
         return self._n
@@ -49,6 +51,20 @@ class PlainOrder(Shown):
     def say(self, **more: Any) -> None:
         """Add settings of what the order applies to."""
         self._said |= more
+
+    def changes(self) -> dict[str, Any]:
+        """What the run has changed in its order, as JSON for its state. Empty: nothing."""
+        return {}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        """Have these changes, and no others. They may be damaged.
+
+        Raises:
+            StateError: They are.
+            ValueError: This order cannot have them.
+        """
+        if changes:
+            raise ValueError(f"a {type(self).__name__} has no stages.")
 
     def take(self) -> None:
         """Called when a loader that reads in this order was built, or starts; see `InterleavedOrder`."""

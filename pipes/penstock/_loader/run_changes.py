@@ -1,0 +1,136 @@
+"""RunChanges: what a run changes while it runs, which is in its state.
+
+The samples in progress are known on one rank only, and only now. So a change begins behind the most that may be in progress, counted from the step: all ranks find the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import TYPE_CHECKING, Any, Final, final
+
+from penstock._arguments import whole_number
+from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._nodes.index_node import IndexNode
+from penstock._nodes.node import place_of
+from penstock._nodes.sharder import Sharder, ranks_of
+from penstock._random.mix_stages import as_json
+
+if TYPE_CHECKING:
+    from penstock._loader.graph_reader import GraphReader
+
+_PLAIN: Final = 512
+"""Longer JSON is compressed."""
+_MOST: Final = 2**24
+"""The most characters of JSON that a state may hold in compressed form."""
+
+
+@final
+class RunChanges:
+    """The changes of the run of ``reader``'s loader. They are in the first node of its graph."""
+
+    def __init__(self, reader: GraphReader[Any]) -> None:
+        self._reader = reader
+        self._first: Any = reader.positions.first
+        self._saved: dict[str, Any] | None = None  # until the next change
+
+    def saved(self) -> dict[str, Any]:
+        """The entry of a state; empty without changes."""
+        if self._saved is None:
+            changes = self._first.changes()
+            text = json.dumps(changes, separators=(",", ":"))
+            packed = changes if len(text) <= _PLAIN else base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+            self._saved = {"changes": packed} if changes else {}
+        return self._saved
+
+    def adopt(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Have these changes, and no others. Returns those before.
+
+        Raises:
+            StateError: They are damaged.
+            StateMismatch: This loader cannot have them.
+        """
+        before: dict[str, Any] = self._first.changes()
+        if changes != before:
+            self._saved = None
+            try:
+                with self._reader.still():
+                    self._first.adopt(changes)
+            except (TypeError, ValueError) as exc:
+                if isinstance(exc, StateError):
+                    raise
+                raise StateMismatch(
+                    f"the run that saved this state had changed {', '.join(map(str, changes))}, which this loader cannot do: {exc}"
+                ) from None
+        return before
+
+    def reweight(self, weights: Any, at: int | None) -> int:
+        """See `Loader.reweight`."""
+        first = self._first
+        if not first.grain:
+            raise ValueError(
+                f"reweight changes the weights of a penstock.Mix, but this loader reads {first.facts.settings.get('order', 'an iterable')!r}."
+            )
+        with self._reader.still():
+            planned = self._planned(known=at is not None)
+            start = -(-(planned if at is None else whole_number("at", at, 0)) // first.grain) * first.grain
+            if start < planned:
+                raise ValueError(
+                    f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in progress. Use at={planned} or later, or leave it out."
+                )
+            before, self._saved = first.changes(), None
+            stages = [pair for pair in before.get("stages", []) if pair[0] != start]
+            first.adopt({**before, "stages": [*stages, (start, as_json(weights))]})
+        return start
+
+    def _planned(self, *, known: bool) -> int:
+        """The first sample of training that nobody has planned yet. ``known``: the ranks need not agree on it."""
+        reader, nodes = self._reader, list(self._reader.root.chain())
+        level = next(number for number, one in enumerate(nodes) if isinstance(one, IndexNode))
+        node: Any = nodes[level]
+        here = reader.cursor.here
+        while "delivered" in here:
+            here = here["source"]
+        if reader.cursor.pending or reader.owner is None:
+            return self._passed(here)
+        world_size = ranks_of(node)[1]
+        most = [one.ahead for one in nodes[:level]]
+        uneven = world_size > 1 and any(isinstance(one, Sharder) and one.tail == "exact" for one in nodes)
+        if None in most or uneven:
+            if world_size > 1 and not known:
+                raise GraphError(
+                    "in one step the ranks may be at different samples, because of tail='exact', in_order=False or num_workers='auto'. Pass at=, the same item on every rank."
+                )
+            return self._passed(node.get_state())
+        for _ in range(sum(filter(None, most))):
+            items, here = node.read(here, 1)
+            if not len(items):
+                items, here = node.read(node.over(here)[1], 1)
+        return self._passed(here)
+
+    def _passed(self, here: Any) -> int:
+        place = place_of(here)
+        assert place is not None
+        epoch, source = place
+        found: int = self._first.passed(self._first.start(epoch + 1) if source is None else source)
+        return found
+
+
+def changes_in(state: dict[str, Any]) -> dict[str, Any]:
+    """The changes in a state that is parsed.
+
+    Raises:
+        StateError: They are damaged.
+    """
+    found = state.get("changes", {})
+    try:
+        if isinstance(found, str):
+            unpacked = zlib.decompressobj()
+            text = unpacked.decompress(base64.b85decode(found), _MOST)
+            found = json.loads(text) if unpacked.eof else None
+    except (ValueError, zlib.error):
+        found = None
+    if not isinstance(found, dict):
+        raise StateError("the changes in this state are damaged; load an older one.")
+    return found
