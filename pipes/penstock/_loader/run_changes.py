@@ -74,7 +74,7 @@ class RunChanges:
             )
         with self._reader.still():
             planned = self._planned(known=at is not None)
-            start = -(-(planned if at is None else whole_number("at", at, 0)) // first.grain) * first.grain
+            start: int = -(-(planned if at is None else whole_number("at", at, 0)) // first.grain) * first.grain
             if start < planned:
                 raise ValueError(
                     f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in progress. Use at={planned} or later, or leave it out."
