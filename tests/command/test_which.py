@@ -27,6 +27,9 @@ def other():
 def packs():
     return Loader.from_dataset([[n] * (n + 1) for n in range(6)], 2, groups=Packs(range(1, 7), 4))
 
+def of_rank_2():
+    return Loader.from_dataset(list(range(30)), 3, rank=2, world_size=4)
+
 def nothing():
     return [1, 2]
 
@@ -155,6 +158,8 @@ def test_what_it_cannot_say(module: Path, capsys: Any, monkeypatch: Any) -> None
     with Loader.from_dataset(list(range(30)), 3, True, seed=6) as loader:
         (module.parent / "state.json").write_text(json.dumps(loader.state_dict()))
     for words, message in (
+        # Seen to fail: it answered.
+        (["of_rank_2"], "builds the loader of rank 2 of 4, whatever is asked for. Pass --rank 2 --world-size 4"),
         (["nothing"], "returns a list, but only a penstock.Loader"),
         (["other", str(module.parent / "state.json")], "seed was 6 and is 5"),
         (["other", str(module.parent / "none.json")], "No such file"),

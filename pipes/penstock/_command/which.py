@@ -15,6 +15,7 @@ from penstock._loader.address import Address
 from penstock._loader.ledger import parts
 from penstock._loader.loader import Loader
 from penstock._nodes.index_node import IndexNode
+from penstock._nodes.sharder import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,11 @@ def which(
         loader = built(target)
         if not isinstance(loader, Loader):
             raise TargetError(f"{target} returns a {type(loader).__name__}, but only a penstock.Loader knows which samples are in a step.")
+        if (of := ranks_of(loader.root)) != (rank, world_size):
+            raise TargetError(
+                f"{target} builds the loader of rank {of[0]} of {of[1]}, whatever is asked for. Pass --rank {of[0]} --world-size {of[1]}, or leave its rank "
+                f"and world_size out, so that the loader finds them in RANK and WORLD_SIZE."
+            )
         if state is not None:
             saved = states(state, key)
             if len(saved) > 1:
