@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import gc
 import json
 import os
 import random
@@ -488,6 +489,40 @@ def test_an_event_loop_loses_nothing_to_cancellations() -> None:
         return served
 
     assert [(at.epoch, at.position) for at in asyncio.run(main())] == [divmod(k, 40) for k in range(100)]
+
+
+def test_an_error_of_a_cancelled_call_is_that_of_the_next() -> None:
+    """And of no other. Seen to fail: asyncio logged it as well, as an exception that was never retrieved."""
+    begun, gate = threading.Event(), threading.Event()
+
+    class Fails(Data):
+        def __getitem__(self, index: int) -> Any:
+            begun.set()
+            gate.wait(60)
+            raise OSError("gone")
+
+    async def cancelled(ledger: Ledger[Any]) -> None:
+        task = asyncio.ensure_future(anext(ledger))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        with Loader.from_dataset(Fails(9), batch_size=None, infinite=True) as loader, Ledger(loader, timeout=60) as ledger:
+            await cancelled(ledger)
+            gate.set()
+            with pytest.raises(OSError, match="gone"):
+                await anext(ledger)
+        for _ in range(2):
+            await asyncio.sleep(0)
+            gc.collect()
+
+    said: list[Any] = []
+    asyncio.run(main())
+    assert said == []
 
 
 def test_tasks_that_wait_together_share_what_comes() -> None:

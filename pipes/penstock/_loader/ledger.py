@@ -158,9 +158,11 @@ class Ledger(Shown, Generic[T]):
                     self._thread = self._thread or ThreadPoolExecutor(1, "penstock-ledger")
                     self._pending = self._thread.submit(self._attempt_in_thread, end)
                 pending = self._pending
+            here = asyncio.wrap_future(pending)
+            here.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs an error that nobody has asked for
             with contextlib.suppress(Exception):  # raised below, in the call that has it
                 # A cancellation leaves it to the next call, perhaps in another event loop.
-                await asyncio.shield(asyncio.wrap_future(pending))
+                await asyncio.shield(here)
             with self._lock:
                 if self._pending is not pending:  # another task that waited for it has it
                     continue
