@@ -111,10 +111,18 @@ class TestBySource:
     def test_a_name_or_a_length_that_is_wrong_is_refused(self):
         """Before the first batch. Seen to fail: names that only sort alike."""
         for packs, dataset, said in (
-            (self.packs(web=[3, 3], text=[5] * 3), self.mix(), r"\['code', 'web'\]: missing are \['code'\], unknown are \['text'\]"),
-            (self.packs(web=[3, 3]), self.mix(), r"missing are \['code'\], unknown are \[\]"),
-            (self.packs(web=[3] * 3, code=[5] * 2), self.mix(), r"lengths\['code'\] has 2 lengths, but that source has 3 samples"),
-            (self.packs(web=[3, 3]), [np.full(3, 1)] * 2, "lengths is a dict by source, but list is not a Mix"),
+            (
+                self.packs(web=[3, 3], text=[5] * 3),
+                self.mix(),
+                r"missing are \['code'\], unknown are \['text'\], and of another number are \{\}",
+            ),
+            (self.packs(web=[3, 3]), self.mix(), r"Mix has \{'code': 3, 'web': 2\}: missing are \['code'\], unknown are \[\]"),
+            (
+                self.packs(web=[3] * 2, code=[5] * 2),
+                self.mix(),
+                r"missing are \[\], unknown are \[\], and of another number are \{'code': 2\}",
+            ),
+            (self.packs(web=[3, 3]), [np.full(3, 1)] * 2, "lengths is a dict by source, but list has no sources"),
         ):
             with pytest.raises(ValueError, match=said):
                 Loader.from_dataset(dataset, groups=packs)
@@ -125,5 +133,5 @@ class TestBySource:
             with pytest.raises(ValueError, match=said):
                 Packs(given, 8)
         images = {"images": ({"web": [1], "code": [0, 2, 1]}, 2)}
-        with pytest.raises(ValueError, match=r"also\['images'\] has counts of the sources .* Pass both by source, or neither"):
+        with pytest.raises(ValueError, match=r"also\['images'\] has \{'code': 3, 'web': 1\} counts, but .* both by source or neither"):
             Packs({"web": [3, 3], "code": [5] * 3}, 8, also=images)

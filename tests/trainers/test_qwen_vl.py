@@ -113,39 +113,43 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_document_in_a_pack_has_the_logits_that_it_has_alone(model: Any, way: str, batch_size: int) -> None:
+@pytest.fixture(scope="module")
+def alone(model: Any) -> list[Any]:
+    """The logits of each document, without a pack."""
+    model.set_attn_implementation("sdpa")
+    found = []
+    for chat in (Chats(model, 3)[index] for index in range(len(GRIDS))):
+        media = pictures({"image_grid_thw": (), **chat})
+        with torch.no_grad():
+            found.append(model(chat["input_ids"][None], position_ids=chat["position_ids"][:, None], **media).logits[0])
+    return found
+
+
+@pytest.mark.parametrize(("way", "batch_size"), [*((way, 1) for way in WAYS), ("cu_seqlens", 3), ("positions of 4 rows", 3)])
+def test_a_document_in_a_pack_has_the_logits_that_it_has_alone(model: Any, alone: list[Any], way: str, batch_size: int) -> None:
     """With and without pictures, and gradients are finite. Seen to fail: positions that start anew in each document; no mask; padding that belongs to no sequence;
     the pictures of one document given to the next."""
     rows, arguments, attention = WAYS[way]
-    chats = Chats(model, rows)
-    lengths = [len(chats[index]["input_ids"]) for index in range(len(chats))]
-    counts = list(map(len, GRIDS))
-    model.set_attn_implementation({"text_config": "sdpa", "vision_config": "sdpa"})
-    alone = []
-    for index in range(len(chats)):
-        chat = {name: value[None] for name, value in chats[index].items() if name not in DECLARED}
-        positions = chat["position_ids"].movedim(1, 0)
-        sample = {"image_grid_thw": (), **chats[index]}
-        alone.append(model(chat["input_ids"], position_ids=positions[-3:], **pictures(sample)).logits[0])
     model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
-    packs = Packs(lengths, CAPACITY, along=DECLARED, also={"image_grid_thw": (counts, 2)}, cu_seqlens=True, pad={"labels": -100})
-    seen, without = [], 0
+    chats, counts = Chats(model, rows), list(map(len, GRIDS))
+    packs = Packs(
+        list(map(len, alone)), CAPACITY, along=DECLARED, also={"image_grid_thw": (counts, 2)}, cu_seqlens=True, pad={"labels": -100}
+    )
+    seen: list[int] = []
+    without = 0
     with Loader.from_dataset(chats, batch_size, groups=packs, shuffle=True, seed=2) as loader:
         for batch in loader:
             model.zero_grad()
             without += not pictures(batch)
-            out = model(
-                batch["input_ids"], position_ids=batch["position_ids"].movedim(1, 0), use_cache=False, **pictures(batch), **arguments(batch)
-            )
-            place = 0
-            for row, segments in enumerate(batch["segment_ids"]):
+            positions = batch["position_ids"].movedim(1, 0)
+            logits = model(batch["input_ids"], position_ids=positions, use_cache=False, **pictures(batch), **arguments(batch)).logits
+            documents = iter(batch["documents"].tolist())
+            for row, segments in zip(logits, batch["segment_ids"], strict=True):
                 for number in range(1, int(segments.max()) + 1):
-                    seen.append(int(batch["documents"][place]))
-                    assert (out.logits[row, segments == number] - alone[seen[-1]]).abs().max() < 1e-5
-                    place += 1
-            out.logits[batch["labels"] != -100].square().mean().backward()
+                    document = next(documents)
+                    assert (row[segments == number] - alone[document]).abs().max() < 1e-5
+                    seen.append(document)
+            logits[batch["labels"] != -100].square().mean().backward()
             assert all(one.grad is None or one.grad.isfinite().all() for one in model.parameters())
     assert sorted(seen) == list(range(len(chats)))
     assert without or batch_size > 1

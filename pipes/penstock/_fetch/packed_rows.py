@@ -63,10 +63,7 @@ class Ragged(NamedTuple):
 
     def settings(self) -> dict[str, Any]:
         """As JSON, for a step."""
-        along = [
-            [name, axis, None if empty is None else f"{type(empty).__name__} {empty.dtype} {tuple(empty.shape)}"]
-            for name, (axis, empty) in self.along.items()
-        ]
+        along = [[name, axis, empty is not None and kind_of(empty, axis)] for name, (axis, empty) in self.along.items()]
         return {"along": along, "cu_seqlens": self.cu_seqlens}
 
     def row(self, row: dict[str, Any], documents: Sequence[tuple[int, Mapping[str, Any]]], lengths: Sequence[int]) -> PackedRow:
@@ -90,6 +87,12 @@ class Ragged(NamedTuple):
         else:
             found |= numbers
         return PackedRow({**row, **found}, rules)
+
+
+def kind_of(value: Any, axis: int) -> str:
+    """The type of an array or a tensor, its dtype, and its shape, in which the size along ``axis`` is left out."""
+    shape = [str(size) if at != axis else "…" for at, size in enumerate(value.shape)]
+    return f"{type(value).__name__} of {value.dtype}, shape ({', '.join(shape)})"
 
 
 def _along(name: Any, given: Any) -> Along:
@@ -123,16 +126,15 @@ class PackedRow(dict[str, Any]):
 
 def batch_of(rows: Sequence[Any]) -> dict[str, Any]:
     """A batch of packs; offsets count through all of them."""
-    first: PackedRow = rows[0]
-    for row in rows:
-        if not isinstance(first, PackedRow) or type(row) is not PackedRow or row.keys() != first.keys() or row.rules != first.rules:
-            raise ValueError(
-                f"packs with along= or cu_seqlens= make no batch with other samples, or with packs of other fields: one here is {_named(first)}, another {_named(row)}. Give all "
-                f"sources the same along and cu_seqlens; and let a step or a transform that adds a field keep the row: row['name'] = …."
-            )
+    rules = [one.rules if type(one) is PackedRow else None for one in rows]
+    if rules[0] is None or any(one != rules[0] for one in rules) or any(one.keys() != rows[0].keys() for one in rows):
+        raise ValueError(
+            "packs with along= or cu_seqlens= make no batch with other samples, or with packs of other fields. Give all sources the same along and cu_seqlens; and "
+            "let a step or a transform that adds a field keep the row: row['name'] = …."
+        )
     batch: dict[str, Any] = {}
-    for name in first:
-        column, rule = [row[name] for row in rows], first.rules.get(name)
+    for name in rows[0]:
+        column, rule = [row[name] for row in rows], rules[0].get(name)
         if rule is None:
             batch[name] = collated_field(column, f"[{name!r}]")
         elif rule == "max":
@@ -144,7 +146,3 @@ def batch_of(rows: Sequence[Any]) -> dict[str, Any]:
             tensors = list(map(torch.as_tensor, column))
             batch[name] = torch.cat(tensors, 0 if rule == "offsets" else rule) if len(tensors) > 1 else tensors[0]
     return batch
-
-
-def _named(row: Any) -> str:
-    return f"a {type(row).__name__} with {[*row]!r:.200}" if isinstance(row, Mapping) else f"a {type(row).__name__}"

@@ -14,6 +14,7 @@ import torch
 from penstock._fetch.dataset_facts import DatasetFacts, DatasetView
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import samples_in
+from penstock._fetch.packed_rows import kind_of
 from penstock._fetch.padding import check_fits, checked_pad
 from penstock._fetch.sample import SampleCursor, current
 
@@ -175,7 +176,7 @@ class Rows:
         self._where = where
         self._hint = hint
         self._ragged = ragged
-        self._parts: dict[str, Any] = {}  # a value of each field of `apart`, which the others must match
+        self._kinds: dict[str, str] = {}  # of the fields in ``along``
         self._first: dict[str, Any] = {}  # an empty piece of each field, which the others must match
 
     def fields(self, sequence: Any, index: int = 0, whole: int | None = None) -> dict[str, Any]:
@@ -227,15 +228,28 @@ class Rows:
             counts: The sizes that some of the latter must have.
         """
         assert self._ragged is not None
-        rest = {**sequence} if isinstance(sequence, Mapping) else {"tokens": sequence}
-        parts = {name: self._part(name, rest.pop(name, None), document) for name in self._ragged.along}
-        for name, part in parts.items():
-            axis = self._ragged.along[name].axis
-            size = part.shape[axis]
-            if counts.get(name, size) != size:
+        rest, parts = {**sequence} if isinstance(sequence, Mapping) else {"tokens": sequence}, {}
+        for name, (axis, empty) in self._ragged.along.items():
+            value = rest.pop(name, None)
+            if value is None or (isinstance(value, list) and not value):
+                if empty is None:
+                    raise ValueError(
+                        f"sequence {document} has no field {name!r}, so its type and shape are unknown. Give every sequence an array or a tensor, which may be empty along axis "
+                        f"{axis}; or pass such an empty one as along[{name!r}], and leave the field out where there is nothing."
+                    )
+                value = empty
+            value = parts[name] = self._array(name, value)
+            kind, what = kind_of(value, axis), f"the field {name!r} of sequence {document}"
+            first = self._kinds.setdefault(name, kind if empty is None else kind_of(empty, axis))
+            if kind != first or value.ndim <= axis:
+                other = (
+                    f"{first}, in along= or before it in the {self._within}" if kind != first else f"one with an axis {axis}, as in along="
+                )
+                raise ValueError(f"{what} is {kind}, which differs from {other}. Convert it in {self._where}.")
+            if (size := value.shape[axis]) != counts.get(name, size):
                 raise ValueError(
-                    f"also[{name!r}] counts {counts[name]} for sequence {document}, but its field {name!r} has the size {size} along axis {axis}. Correct the counts; or, if "
-                    f"they count something else, give them another name."
+                    f"also[{name!r}] counts {counts[name]} for sequence {document}, but {what} has the size {size} along axis {axis}. Correct the counts; or, if they count "
+                    f"something else, give them another name."
                 )
         if wrong := sorted(rest.keys() & self._ragged.added()):
             raise ValueError(f"sequence {document} has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}.")
@@ -278,32 +292,6 @@ class Rows:
         if self._ragged is None:
             return row
         return self._ragged.row(row, documents, [len(next(iter(piece.values()))) for piece in pieces])
-
-    def _part(self, name: str, value: Any, document: int) -> Any:
-        """A field that is named in ``along``; checked, except for its size."""
-        assert self._ragged is not None
-        axis, empty = self._ragged.along[name]
-        if value is None or (isinstance(value, list) and not value):
-            if empty is None:
-                raise ValueError(
-                    f"sequence {document} has no field {name!r}, so its type and shape are unknown. Give every sequence an array or a tensor, which may be empty along axis "
-                    f"{axis}; or pass such an empty one as along[{name!r}], and leave the field out where there is nothing."
-                )
-            value = empty
-        value = self._array(name, value)
-        if value.ndim <= axis:
-            raise ValueError(
-                f"the field {name!r} of sequence {document} has the shape {tuple(value.shape)}, which has no axis {axis}. Correct along[{name!r}]."
-            )
-        first: Any = self._parts.setdefault(name, value if empty is None else empty)
-        shapes = [one.shape[:axis] + one.shape[axis + 1 :] for one in (value, first)]
-        if value.dtype != first.dtype or type(value) is not type(first) or shapes[0] != shapes[1]:
-            came, was = (f"{type(one).__name__} of {one.dtype}, shape {tuple(one.shape)}" for one in (value, first))
-            raise ValueError(
-                f"the field {name!r} of sequence {document} is {came}, but {was} {f'before it in the {self._within}' if empty is None else 'in along='}: only the size along "
-                f"axis {axis} may differ. Convert it in {self._where}."
-            )
-        return value
 
     def _begin(self, fields: dict[str, Any]) -> None:
         if "segment_ids" in fields:

@@ -181,17 +181,13 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
 
 def _check_sources(given: dict[str, int], facts: DatasetFacts) -> None:
     """Refuse lengths by source that are not those of the mix."""
-    sources = facts.source_lengths
-    if sources is None:
+    sources = facts.source_lengths or {}
+    if given != sources:
+        counts = {name: given[name] for name in given.keys() & sources.keys() if given[name] != sources[name]}
         raise ValueError(
-            f"lengths is a dict by source, but {facts.name} is not a Mix of datasets that are read by index. Pass one length for each index of the dataset."
+            f"lengths is a dict by source, but {facts.name} has {sources or 'no sources (only a Mix without streams has some)'}: missing are {sorted(sources.keys() - given.keys())}, "
+            f"unknown are {sorted(map(str, given.keys() - sources.keys()))}, and of another number are {counts}. Pass one length for each sample of each source."
         )
-    if given.keys() != sources.keys():
-        missing, unknown = sorted(sources.keys() - given.keys()), sorted(map(str, given.keys() - sources.keys()))
-        raise ValueError(f"lengths must have the sources of the mix, {sorted(sources)}: missing are {missing}, unknown are {unknown}.")
-    for name, items in sources.items():
-        if given[name] != items:
-            raise ValueError(f"lengths[{name!r}] has {given[name]} lengths, but that source has {items} samples. Pass one for each.")
 
 
 def check_order(order: Order, facts: DatasetFacts) -> None:

@@ -119,27 +119,21 @@ class Packs(Shown):
         if not isinstance(given, tuple) or len(given) != 2:
             raise ValueError(f"{what}={given!r:.80} must be a tuple of the counts by index and the limit of a pack.")
         numbers, sources = by_source(what, given[0], whole=True)
-        counts = checked_lengths(numbers, whole=True, name=what)
-        limit = whole_number(f"the limit of {what}", given[1], 1)
-        if sources not in (None, self.sources):
+        counts, limit = checked_lengths(numbers, whole=True, name=what), whole_number(f"the limit of {what}", given[1], 1)
+        if len(counts) != len(self.lengths) or sources not in (None, self.sources):
             raise ValueError(
-                f"{what} has counts of the sources {sources}, but the lengths are {self.sources or 'no dict'}. Pass both by source, or neither."
+                f"{what} has {sources or len(counts)} counts, but there are {self.sources or len(self.lengths)} lengths. Pass one count for each length, both by source or neither."
             )
-        if len(counts) != len(self.lengths):
-            raise ValueError(
-                f"{what} has {len(counts)} counts, but there are {len(self.lengths)} lengths. Pass one count for each index of the dataset."
-            )
-        if counts.max(initial=0) > limit:
-            most = int(counts.argmax())
-            raise ValueError(
-                f"{what} counts {counts[most]} at index {most}, but a pack is limited to {limit}. Raise the limit, or drop that sample."
-            )
-        if (whole := (counts > 0) & (self.lengths > self.capacity)).any():
-            first = int(whole.argmax())
-            raise ValueError(
-                f"lengths[{first}] is {self.lengths[first]}, but the capacity is {self.capacity}, and {what} counts {counts[first]} there: a sequence that takes some of a "
-                f"budget is never cut. Raise the capacity, or drop that sample ({int(whole.sum())} are too long)."
-            )
+        for wrong, why in ((counts > limit, f"a pack is limited to {limit}"), ((counts > 0) & (self.lengths > self.capacity), "")):
+            if wrong.any():
+                first = int(wrong.argmax())
+                why = (
+                    why
+                    or f"its length is {self.lengths[first]}, above the capacity of {self.capacity}, and a sequence that takes some of a budget is never cut"
+                )
+                raise ValueError(
+                    f"{what} counts {counts[first]} at index {first}, but {why}. Raise the limit, or drop that sample ({int(wrong.sum())} are too large)."
+                )
         return counts, limit
 
 

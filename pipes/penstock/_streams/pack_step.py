@@ -138,7 +138,8 @@ class Pack(Shown):
                 end = min(whole, self.capacity) if self.oversize == "truncate" else whole
                 for start in range(0, end, self.capacity):
                     stop = min(start + self.capacity, end)
-                    waiting.add(_Piece(stop - start, {name: value[start:stop] for name, value in fields.items()}, tag, more))
+                    piece = fields if stop - start == whole else {name: value[start:stop] for name, value in fields.items()}
+                    waiting.add(_Piece(stop - start, piece, tag, more))
             while len(waiting) >= self.window and waiting.total >= 2 * self.capacity:
                 yield row(last=False)
         while len(waiting) and (end := row(last=True)) is not _END:
@@ -263,8 +264,8 @@ class _Waiting:
         del sizes[bisect_left(sizes, (length, first))]
         members, room = [first], self._capacity - length
         if self._limits:
-            while (place := self._longest(room, members)) is not None:
-                length, came = sizes.pop(place)
+            while (found := self._longest(room, members)) is not None:
+                length, came = sizes.pop(found)
                 members.append(came)
                 room -= length
         else:
@@ -277,12 +278,12 @@ class _Waiting:
         return [self._pieces.pop(came) for came in sorted(members)], room
 
     def _longest(self, room: int, members: list[int]) -> int | None:
-        """The place of the longest piece that fits into ``room``, and into what ``members`` leave of the budgets; None if there is none."""
+        """The offset of the longest piece that fits into ``room``, and into what ``members`` leave of the budgets; None if there is none."""
         taken = [sum(takes) for takes in zip(*(self._pieces[came].more.takes for came in members), strict=True)]
-        for place in range(bisect_right(self._sizes, (room, self._came)) - 1, -1, -1):
-            takes = self._pieces[self._sizes[place][1]].more.takes
+        for at in range(bisect_right(self._sizes, (room, self._came)) - 1, -1, -1):
+            takes = self._pieces[self._sizes[at][1]].more.takes
             if all(have + more <= limit for have, more, limit in zip(taken, takes, self._limits, strict=True)):
-                return place
+                return at
         return None
 
     def _best(self, room: int) -> list[int]:
