@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock._random.buckets import Buckets
     from penstock._random.grouping import Packs
     from penstock._random.rng_state import get_rng_state, set_rng_state
+    from penstock._random.schedules import Ramp
     from penstock._streams.pack_step import Pack
     from penstock._streams.shards import Shards
     from penstock._streams.steps import Filter, Shuffle
@@ -82,6 +83,7 @@ __all__ = [
     "Packs",
     "pad",
     "PenstockError",
+    "Ramp",
     "Resident",
     "Sample",
     "sample",
@@ -114,6 +116,7 @@ _HOMES = {
     "_random.batch_rng": ("BatchRng",),
     "_random.buckets": ("Buckets",),
     "_random.grouping": ("Packs",),
+    "_random.schedules": ("Ramp",),
     "_random.rng_state": ("get_rng_state", "set_rng_state"),
     "_streams.pack_step": ("Pack",),
     "_streams.shards": ("Shards",),

@@ -22,6 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.command == "state":
             from penstock._command import state
 
+            if chosen.skip:
+                return max(
+                    state.skip(path, chosen.key, chosen.skip, chosen.output or f"{path}.skip", sys.stdout, sys.stderr)
+                    for path in chosen.files
+                )
             return max(state.show(path, chosen.key, sys.stdout, sys.stderr) for path in chosen.files)
         if chosen.command == "which":
             from penstock._command.which import which
@@ -58,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     state = commands.add_parser("state", help=about, description=f"{about.capitalize()}. {source}")
     state.add_argument("files", nargs="+", metavar="FILE")
     state.add_argument("--key", metavar="KEY", help="only the states below this key of the checkpoint, such as trainer.loader")
+    ranges = "write a copy that skips these samples when it is loaded, counted from the start of training over all ranks; may be repeated"
+    state.add_argument("--skip", type=_steps, action="append", metavar="FROM:TO", help=ranges)
+    state.add_argument("--output", metavar="NEW", help="the copy (default: FILE.skip)")
 
     about = "print which samples are in some steps of training, by position, index and where they come from; loads nothing"
     example = "example: python -m penstock which path/to/train.py:make_loader --steps 335:345 --rank 2 --world-size 8"

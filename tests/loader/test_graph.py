@@ -87,6 +87,7 @@ def public() -> dict[str, Any]:
         "Packs": penstock.Packs([1, 2, 3], 4),
         "ParallelMapper": ParallelMapper(source, Fetch(dataset), 2),
         "Prefetcher": penstock.nodes.Prefetcher(source),
+        "Ramp": penstock.Ramp([(0, 2), (100, 4)]),
         "Resident": penstock.Resident(dataset),
         "Sample": penstock.Sample(7, 0, 10**6, 3),
         "Sampler": source,

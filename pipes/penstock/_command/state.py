@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from penstock._arguments import cut
 from penstock._errors import StateError
 from penstock._loader import ledger
+from penstock._loader.run_changes import skipping
 from penstock._loader.state_dict import KEY, parsed
 
 if TYPE_CHECKING:
@@ -57,7 +59,10 @@ def states(path: str, key: str | None) -> list[tuple[tuple[Any, ...], Any]]:
         StateError: There is none, or the file cannot be read.
         OSError: There is no such file.
     """
-    whole = _loaded(path)
+    return _chosen(_loaded(path), path, key)
+
+
+def _chosen(whole: Any, path: str, key: str | None) -> list[tuple[tuple[Any, ...], Any]]:
     found = list(_states(whole, (), set()))
     if not found:
         keys = f"Its keys are {cut(repr([*whole]), 200)}. " if isinstance(whole, dict) else ""
@@ -71,6 +76,58 @@ def states(path: str, key: str | None) -> list[tuple[tuple[Any, ...], Any]]:
 def dotted(names: tuple[Any, ...]) -> str:
     """The keys that lead to a state, as ``--key`` takes them."""
     return ".".join(map(str, names)) or "its top level"
+
+
+def skip(path: str, key: str | None, ranges: list[tuple[int, int]], output: str, out: TextIO, err: TextIO) -> int:
+    """Write a copy of a file in which each state skips ``ranges`` when it is loaded.
+
+    Args:
+        path: See `show`.
+        key: See `show`.
+        ranges: Pairs of the first sample and the one after the last, counted from the start of training.
+        output: The new file.
+        out: Stream for the output.
+        err: Stream for errors.
+
+    Returns:
+        The exit code: 0 if it is written, else 1.
+    """
+    try:
+        if os.path.lexists(output):
+            raise StateError(f"{output} exists. Name a new file with --output.")
+        whole = _loaded(path)
+        found = _chosen(whole, path, key)
+        for _, state in found:
+            _add(state, ranges)
+        if _is_json(path):
+            with open(output, "x") as file:
+                json.dump(whole, file)
+        else:
+            torch.save(whole, output)
+    except (OSError, ValueError, RecursionError) as exc:
+        print(f"penstock state: {cut(str(exc), 1000)}", file=err)
+        return 1
+    print(
+        f"{output}: {len(found)} state{'s' * (len(found) > 1)} that will skip {', '.join(f'{begin:,} to {end:,}' for begin, end in ranges)}.",
+        file=out,
+    )
+    return 0
+
+
+def _add(state: dict[str, Any], ranges: list[tuple[int, int]]) -> None:
+    """Have the loader that loads ``state`` skip ``ranges``.
+
+    Raises:
+        StateError: The state is damaged, or does not count samples.
+        ValueError: A range begins before the state, or overlaps another one.
+    """
+    if ledger.KEY in state:
+        of_ledger = json.loads(state[ledger.KEY])
+        _add(ledger.parts(state)[0], ranges)
+        _add(of_ledger["loader"], ranges)
+        state[ledger.KEY] = json.dumps(of_ledger, separators=(",", ":"))
+        return
+    state[KEY] = json.dumps(skipping(parsed(state), ranges))
 
 
 def _sentences(settings: dict[str, Any], state: Any) -> tuple[str, str, str]:
@@ -125,6 +182,11 @@ def _states(one: Any, names: tuple[Any, ...], seen: set[int]) -> Iterator[tuple[
         yield names, one
     for key, value in one.items() if isinstance(one, dict) else enumerate(one):
         yield from _states(value, (*names, key), seen)
+
+
+def _is_json(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) != b"PK"
 
 
 def _loaded(path: str) -> Any:

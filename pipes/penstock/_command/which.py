@@ -89,6 +89,6 @@ def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int,
         step += len(items)
         if len(items) < many or node.left(here) == 0:
             _, here = node.over(here)
-        if empty and not len(items):
+        if empty and not len(items) and not (node.first.skips and node.first.skips.ranges):
             raise TargetError(f"an epoch after step {step} has no batch on this rank.")
         empty = not len(items)

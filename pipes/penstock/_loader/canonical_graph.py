@@ -29,7 +29,7 @@ from penstock._random.order import ContinuingOrder
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock._random.buckets import Buckets
     from penstock._random.grouping import Packs
     from penstock._random.order import Order
+    from penstock._random.schedules import Ramp
     from penstock._workers.pool import StartMethod
 
     Batch = TypeVar("Batch", default=Any)
@@ -56,7 +57,7 @@ class FromDataset(DataLoaderWords):
     def from_dataset(
         cls,
         dataset: Any,
-        batch_size: int | None = 1,
+        batch_size: int | Ramp | None = 1,
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -74,6 +75,7 @@ class FromDataset(DataLoaderWords):
         pin_memory_device: str = "",
         in_order: bool = True,
         order: Order | None = None,
+        skip: Iterable[Sequence[int]] = (),
         groups: Packs | Buckets | None = None,
         transform: Callable[[Any], Any] | None = None,
         seed: int | None = None,
@@ -105,7 +107,7 @@ class FromDataset(DataLoaderWords):
         DataLoader arguments:
             dataset: A map-style dataset, an ``IterableDataset``, or a finite torchdata node. Without ``lanes``, the last two are
                 read in this process, and need ``split`` on several ranks.
-            batch_size: Samples per batch on this rank; None disables batching.
+            batch_size: Samples per batch on this rank; None disables batching. A `Ramp` changes it during training.
             shuffle: Reshuffle every epoch. The order is a pure function of (``seed``, epoch).
             sampler: Yields indices. From a ``DistributedSampler`` the loader takes seed, shuffle and drop_last, and shards by itself.
             batch_sampler: Yields lists of indices; ranks get whole batches. Excludes ``batch_size`` and ``drop_last``.
@@ -126,6 +128,8 @@ class FromDataset(DataLoaderWords):
         Order:
             order: An `Order`, instead of ``shuffle`` or ``sampler``. Default: the dataset's ``order(*, shuffle, seed)`` if it has one, as
                 `Mix` does.
+            skip: Ranges of samples that are never loaded, and count as passed: pairs of the first one and the one after the last, counted from the start of training over all
+                ranks. For data with an order.
             groups: `Packs` packs samples to a fixed length; `Buckets` makes batches of similar lengths. Excludes ``sampler`` and
                 ``batch_sampler``; `Buckets` also excludes ``batch_size`` and ``drop_last``.
             seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of ``torch.manual_seed``.
@@ -183,7 +187,7 @@ class FromDataset(DataLoaderWords):
             )
         costs = None if balance is None else Costs(balance, None if is_buckets(groups) else cast("Packs | None", groups))
         its_seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
-        asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite)
+        asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite, skip)
         shares = Shares(batch_size, drop_last, rank, world_size, mesh, split, tail, costs)
         check_together(facts, asked, shares)
 
@@ -277,7 +281,7 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
         order = asked.order
         check_order(order, facts)
     if asked.groups is None and shares.costs is None:
-        return Sampler(order), shares
+        return Sampler(order, asked.skip), shares
     if isinstance(order, ContinuingOrder):
         what, remedy = ("groups", ", and pack with the penstock.Pack step") if shares.costs is None else ("balance", "")
         raise ValueError(
@@ -285,7 +289,7 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
         )
     facts.read_by_all()
     if asked.groups is None:
-        return Sampler(order), shares
+        return Sampler(order, asked.skip), shares
     if is_buckets(asked.groups) and asked.groups.keys is not None:
         from penstock._nodes.key_grouper import KeyGrouper
 
@@ -337,7 +341,7 @@ def _dealt(source: Node[Any], shares: Shares) -> Node[Any]:
     return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
 
 
-def _map_fn(facts: DatasetFacts, groups: Any, batch_size: int | None, collate_fn: Any, transform: Any) -> Callable[[Any], Any]:
+def _map_fn(facts: DatasetFacts, groups: Any, batch_size: Any, collate_fn: Any, transform: Any) -> Callable[[Any], Any]:
     """What makes a batch: of indices, of packs, or of the items that a stream has yielded."""
     if facts.read == "forward":
         if transform is not None:

@@ -189,7 +189,8 @@ class GraphReader(Generic[T]):
                 return item.plain() if type(item) is Indices else item  # type: ignore[attr-defined]
             if item.epoch != epoch:
                 raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before it.")
-            if self._infinite and cursor.fresh and not cursor.over_marker:
+            skips = self.positions.first.skips
+            if self._infinite and cursor.fresh and not cursor.over_marker and not (skips and skips.ranges):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding one. Use a larger dataset, or tail='pad'."
                 )

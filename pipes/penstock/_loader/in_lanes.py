@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from penstock._arguments import whole_number
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.fetch import Fetch
 from penstock._nodes.slot_source import SlotSource
@@ -56,7 +57,9 @@ def in_lanes(
         )
     folder = None if bookmarks is None else os.path.abspath(bookmarks)
     of = WorkerShares(facts.dataset, lanes, endless=False, folder=folder, seed_global_rngs=seed_global_rngs)
-    batches = ShareBatches(of, shares.batch_size, shares.drop_last, collate_fn, transform, seed)
+    remedy = "A Ramp needs an order: read the dataset as a Stream, with epoch_size=."
+    size = None if shares.batch_size is None else whole_number("batch_size", shares.batch_size, 1, remedy=remedy)
+    batches = ShareBatches(of, size, shares.drop_last, collate_fn, transform, seed)
     source = SlotSource(facts, of.lanes, batches.size, shares.drop_last, seed)
     of_batches = DatasetFacts(batches)
     of_batches.name = of.name  # for messages

@@ -326,7 +326,7 @@ class Loader(FromDataset, Generic[T]):
             if changed and strict is not False:
                 way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
                 raise StateMismatch(
-                    f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it was saved under{way}."
+                    f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it was saved under{way}.{self._changes.told(state['state'])}"
                 )
             if changed:
                 inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
@@ -360,7 +360,7 @@ class Loader(FromDataset, Generic[T]):
     def reweight(self, weights: Mapping[str, Any], at: int | None = None) -> int:
         """Give the sources of a `Mix` other weights from a later sample on, as a stage that starts there would. What is in progress is delivered first.
 
-        The stage is in the state. All ranks must call it in the same step, with the same weights; `check_ranks` compares them.
+        The stage is in the state. It lasts until the next one of the plan; those of earlier calls that start later are dropped. All ranks must call it in the same step, with the same weights; `check_ranks` compares them.
 
         Args:
             weights: See `Mix`. A source that is left out gets none.
@@ -501,7 +501,7 @@ class Loader(FromDataset, Generic[T]):
         if self._settings is None:
             self._settings = json.loads(json.dumps(self._reader.positions.settings()))
         here = self._reader.positions.settings_at(state)
-        return {name: said for name, said in {**self._settings, **here}.items() if said is not None or name not in here}
+        return {name: value for name, value in {**self._settings, **here}.items() if value is not None or name not in here}
 
     def _check_length(self) -> None:
         items = self._built_for if self._built_for is None else len(self.dataset)

@@ -6,6 +6,7 @@ The samples in progress are known on one rank only, and only now. So a change be
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import zlib
 from typing import TYPE_CHECKING, Any, Final, final
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._nodes.index_node import IndexNode
-from penstock._nodes.node import place_of
+from penstock._nodes.node import is_count, place_of
 from penstock._nodes.sharder import Sharder, ranks_of
 from penstock._random.mix_stages import as_json
+from penstock._random.schedules import Skips
 
 if TYPE_CHECKING:
     from penstock._loader.graph_reader import GraphReader
@@ -38,10 +40,7 @@ class RunChanges:
     def saved(self) -> dict[str, Any]:
         """The entry of a state; empty without changes."""
         if self._saved is None:
-            changes = self._first.changes()
-            text = json.dumps(changes, separators=(",", ":"))
-            packed = changes if len(text) <= _PLAIN else base64.b85encode(zlib.compress(text.encode(), 9)).decode()
-            self._saved = {"changes": packed} if changes else {}
+            self._saved = packed(self._first.changes())
         return self._saved
 
     def adopt(self, changes: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +64,14 @@ class RunChanges:
                 ) from None
         return before
 
+    def told(self, state: Any) -> str:
+        """Where a state is that does not fit, for the message; it is not checked."""
+        choices = self._first.choices()
+        plan = " and ".join(f"{name} {choices[name]}" for name in ("skip", "stages from") if choices.get(name))
+        with contextlib.suppress(AssertionError, LookupError, TypeError):
+            return f" The state is at sample {self._passed(state)} of training, and this loader has {plan:.200}." if plan else ""
+        return ""
+
     def reweight(self, weights: Any, at: int | None) -> int:
         """See `Loader.reweight`."""
         first = self._first
@@ -80,7 +87,7 @@ class RunChanges:
                     f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in progress. Use at={planned} or later, or leave it out."
                 )
             before, self._saved = first.changes(), None
-            stages = [pair for pair in before.get("stages", []) if pair[0] != start]
+            stages = [pair for pair in before.get("stages", []) if pair[0] < start]
             first.adopt({**before, "stages": [*stages, (start, as_json(weights))]})
         return start
 
@@ -110,11 +117,42 @@ class RunChanges:
         return self._passed(here)
 
     def _passed(self, here: Any) -> int:
-        place = place_of(here)
-        assert place is not None
-        epoch, source = place
+        at = place_of(here)
+        assert at is not None
+        epoch, source = at
         found: int = self._first.passed(self._first.start(epoch + 1) if source is None else source)
         return found
+
+
+def packed(changes: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a state with these changes; empty without."""
+    text = json.dumps(changes, separators=(",", ":"))
+    found = changes if len(text) <= _PLAIN else base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+    return {"changes": found} if changes else {}
+
+
+def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, Any]:
+    """A state that is parsed, whose loader skips ``ranges`` as well.
+
+    Raises:
+        StateError: It is damaged, or does not count samples.
+        ValueError: A range begins before the state, or overlaps another one.
+    """
+    settings, (epoch, at) = state["settings"], place_of(state["state"]) or (0, {})
+    length = settings.get("length", -1)
+    at = {"position": length} if at is None else at
+    position, origin = at.get("position"), at.get("origin", epoch * length)
+    if "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
+        raise StateError(
+            "this state does not count the samples since the start of training: its loader has a sampler, groups, or an iterable. Only an order can skip."
+        )
+    here = origin + position - at.get("left", 0)
+    if (first := min(begin for begin, _ in ranges)) < here:
+        raise ValueError(
+            f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot be skipped. Take an older state."
+        )
+    changes = changes_in(state)
+    return {**state, **packed({**changes, "skip": Skips([*changes.get("skip", []), *ranges]).ranges})}
 
 
 def changes_in(state: dict[str, Any]) -> dict[str, Any]:

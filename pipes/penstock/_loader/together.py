@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 from penstock._nodes.tails import repeats
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._random.schedules import Ramp
 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_facts import DatasetFacts
@@ -27,6 +28,7 @@ class Asked(NamedTuple):
     seed: int
     plan_ahead: bool
     infinite: bool
+    skip: Any
 
     @property
     def given(self) -> Any:
@@ -37,7 +39,7 @@ class Asked(NamedTuple):
 class Shares(NamedTuple):
     """Those that decide how the order is cut into batches and dealt to the ranks."""
 
-    batch_size: int | None
+    batch_size: int | Ramp | None
     drop_last: bool
     rank: int | None
     world_size: int | None
@@ -95,6 +97,11 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
         raise ValueError(
             f"{facts.name} brings its own order, which a sampler would replace. Leave the sampler out, because the loader shards the samples across "
             f"ranks itself; or pass a different order as order=."
+        )
+    if asked.skip and (facts.read == "forward" or asked.given is not None or asked.groups is not None):
+        what = "groups" if asked.groups is not None else facts.name if asked.given is None else "a sampler"
+        raise ValueError(
+            f"skip={asked.skip!r:.80} counts samples since the start of training, but {what} does not. Use it with a dataset with an order, without groups."
         )
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} exclude each other: each decides the order. Keep one of them.")
@@ -173,6 +180,9 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
         raise ValueError(
             f"with batch_size={shares.batch_size} each rank gets one sample, whatever it costs, so balance changes nothing. Raise batch_size, or leave balance out."
         )
+    if asked.skip or isinstance(shares.batch_size, Ramp):
+        word = f"skip={asked.skip!r:.80}" if asked.skip else f"batch_size={shares.batch_size!r:.80}"
+        raise ValueError(f"balance deals rounds of one size, one after the other, but {word} changes them. Leave one of the two out.")
     if len(costs) != facts.samples() and not costs.of_lengths:
         raise ValueError(
             f"balance has {len(costs)} costs, but {facts.name} has {facts.length} samples. Pass one cost for each index of the dataset."

@@ -155,6 +155,13 @@ class Grouper(FirstNode[Indices]):
         self._indices.adopt(changes)
         self._ends = -1, []
 
+    def begin(self, place: State) -> bool:
+        if not self._indices.begin(place | {"position": place["block"]}):
+            raise GraphError(
+                "the order was updated, but groups are planned ahead by the weights that it was built with. Build a new loader."
+            )
+        return True
+
     def passed(self, place: State) -> int:
         planned = (place["block"] + (place["taken"] > 0)) * self.groups.block  # a block is always planned as a whole
         return int(place["epoch"] * len(self.order) + min(planned, len(self.order)))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock._fetch.indices import Nothing
     from penstock._nodes.balance import DealtTo
+    from penstock._random.schedules import Skips
 
 T = TypeVar("T", covariant=True)
 
@@ -195,6 +196,7 @@ class FirstNode(IndexNode[T]):
     has_indices = True  # whether its values are dataset indices, and not the data or the number of a batch
     dealt_to: DealtTo | None = None  # set by a `Sharder` that deals the items
     grain = 0  # see `PlainOrder`
+    skips: Skips | None = None  # what is passed over; None if its samples cannot be counted since the start of training
     has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:

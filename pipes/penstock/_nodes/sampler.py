@@ -8,14 +8,15 @@ import numpy as np
 
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
-from penstock._nodes.index_node import Facts, FirstNode
+from penstock._nodes.index_node import Facts, FirstNode, check_positions
 from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, ScheduledOrder
-from penstock._random.orders import PlainOrder
+from penstock._random.orders import PlainOrder, WeightedOrder
+from penstock._random.schedules import Skips
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 BLOCK = 4096
 """The most indices computed at once. An order may ask for more by an attribute ``read_ahead``."""
@@ -35,24 +36,30 @@ class Sampler(FirstNode[Indices]):
 
     Args:
         order: Which index is at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
+        skip: Ranges of samples, counted from the start of training over all ranks, that no rank gets: pairs of the first one and the one after the last. They count as passed.
 
     Raises:
         GraphError: ``order`` is not an order.
+        ValueError: A range is empty, or overlaps another one.
     """
 
     __module__ = "penstock.nodes"
 
     told: Sequence[Any] = ()
+    skips: Skips
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, skip: Iterable[Sequence[int]] = ()) -> None:
         if not isinstance(order, Order):
             raise GraphError(
                 f"an order has __len__, indices and settings, but {type(order).__name__} does not. Wrap a torch sampler in SamplerWrapper."
             )
         self.order = order
         self._n = len(order)
+        self.skips = self._given = Skips(skip)
+        self._adopted: list[Any] = []  # ranges to skip that a state has brought
         self.grain = order.grain if isinstance(order, PlainOrder) else 0
         self._block: int = getattr(order, "read_ahead", BLOCK)
+        self._changed, self._read_as = False, order.state if isinstance(order, PlainOrder) else None
         self._ahead = _NOT_READ
         self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
         # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
@@ -60,9 +67,11 @@ class Sampler(FirstNode[Indices]):
         # Each protocol is asked once, because Python 3.11 takes 10 us to answer.
         self._planned = order if isinstance(order, PlannedOrder) else None
         scheduled, continuing = isinstance(order, ScheduledOrder), isinstance(order, ContinuingOrder)
-        self._looks_ahead = isinstance(order, PlainOrder) and not (scheduled or continuing or self._planned is not None)
+        self._looks_ahead = isinstance(order, PlainOrder) and not (self.grain or continuing or self._planned is not None)
         self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
+        # Ranks with other weights are compared, so these are no part of what two loaders must have in common for that.
+        settings = {name: value for name, value in settings.items() if name != "weights" or not isinstance(order, WeightedOrder)}
         super().__init__(Facts(settings, {"all stages": settings} if scheduled else {}, carries_over_epochs=continuing))
 
     def details(self) -> dict[str, Any]:
@@ -81,10 +90,18 @@ class Sampler(FirstNode[Indices]):
         return {"epoch": epoch, "position": 0, "origin": origin}
 
     def left(self, place: State) -> int:
-        return self._n - int(place["position"])
+        left = self._n - int(place["position"])
+        return self._kept(place, left) if self.skips.ranges else left
+
+    def _kept(self, place: State, many: int) -> int:
+        """How many of the next positions are not skipped."""
+        at = self.passed(place)
+        return self.skips.kept(at + many) - self.skips.kept(at)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Indices, State]:
         epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
+        if self.skips.ranges and self.skips.touch(at := self.passed(place), at + min(n * every, self._n - position)):
+            return self._read_around(place, n * every, every, first)
         start, end = position + first, min(position + n * every, self._n)
         behind = {**place, "position": end}
         count = max(0, -(-(end - start) // every))
@@ -109,6 +126,14 @@ class Sampler(FirstNode[Indices]):
             return ahead, behind
         return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
 
+    def _read_around(self, place: State, many: int, every: int, first: int) -> tuple[Indices, State]:
+        """`read`, where samples are skipped."""
+        origin, left = self.passed(place) - place["position"], self.left(place)
+        number = self.skips.kept(origin + place["position"])
+        positions = self.skips.at(np.arange(min(many, left)) + number) - origin
+        end = self._n if many > left else int(positions[-1]) + 1 if many else place["position"]
+        return self._indices(place["epoch"], place.get("origin", 0), positions[first::every]), {**place, "position": end}
+
     def skip(self, place: State) -> State:
         end = {**place, "position": self._n}
         return {**end, "left": self._n - place["position"]} if self.facts.carries_over_epochs else end
@@ -116,24 +141,55 @@ class Sampler(FirstNode[Indices]):
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
             raise GraphError(f"{type(self.order).__name__} can only be read forward, so it cannot be read by position")
-        return self._indices(place["epoch"], 0, np.asarray(positions, np.int64))
+        numbers = np.asarray(positions, np.int64)
+        begin = place["epoch"] * self._n
+        if self.skips.touch(begin, begin + self._n):
+            numbers = numbers.copy()
+            kept = self._kept({**place, "position": 0}, self._n)
+            past = numbers >= kept
+            numbers[past] += self._n - kept
+            numbers[~past] = self.skips.at(numbers[~past] + self.skips.kept(begin)) - begin
+        return self._indices(place["epoch"], 0, numbers)
+
+    def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
+        if not self.skips.ranges or self.facts.carries_over_epochs:
+            return super().at(epoch, positions, wraps=wraps)
+        check_positions(epoch, positions, self._n, wraps=wraps)
+        return self._indices(epoch, 0, positions)
 
     def changes(self) -> dict[str, Any]:
-        return self.order.changes() if isinstance(self.order, PlainOrder) else {}
+        ours = {"skip": self._adopted} if self._adopted else {}
+        return {**ours, **(self.order.changes() if isinstance(self.order, PlainOrder) else {})}
 
     def adopt(self, changes: dict[str, Any]) -> None:
+        ranges = [list(pair) for pair in changes.get("skip", ())]
+        skips = Skips([*self._given.ranges, *(pair for pair in ranges if pair not in self._given.ranges)])
+        of_order = {name: value for name, value in changes.items() if name != "skip"}
         if isinstance(self.order, PlainOrder):
-            self.order.adopt(changes)
-            self._ahead = self._next = _NOT_READ
+            self.order.adopt(of_order)
         else:
-            super().adopt(changes)
+            super().adopt(of_order)
+        self._adopted, self.skips, self._ahead, self._next = ranges, skips, _NOT_READ, _NOT_READ
+
+    @property
+    def runs_ahead(self) -> bool:
+        return not self._changed
+
+    def begin(self, place: State) -> bool:
+        """Whether the order has not been changed since this was read ahead; see `Node.begin`."""
+        if not isinstance(order := self.order, PlainOrder):
+            return True
+        order.begin(place["epoch"], place["position"])
+        self._changed, self._read_as = order.state is not self._read_as, order.state
+        return not self._changed
 
     def passed(self, place: State) -> int:
         begin = place["origin"] - place.get("left", 0) if self.facts.carries_over_epochs else place["epoch"] * self._n
         return int(begin + place["position"])
 
     def choices(self) -> dict[str, Any]:
-        return {"all stages": self.order.settings()} if isinstance(self.order, ScheduledOrder) else {}
+        stages = {"all stages": self.order.settings()} if isinstance(self.order, ScheduledOrder) else {}
+        return {"skip": self.skips.ranges, **stages, **(self.order.choices() if isinstance(self.order, PlainOrder) else {})}
 
     def check(self, state: Any) -> None:
         continues = self.facts.carries_over_epochs
@@ -156,10 +212,13 @@ class Sampler(FirstNode[Indices]):
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         position = self._n if place is None else place.get("position")
-        if not isinstance(self.order, ScheduledOrder) or not is_count(position):
-            return {}
         origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
-        return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
+        if not is_count(position) or not is_count(origin):
+            return {}
+        at = origin + min(position, self._n)
+        begun = self.skips.begun(at if self.facts.carries_over_epochs else epoch * self._n + at) if self.skips.ranges else []
+        stages = self.order.settings_at(epoch, at) if isinstance(self.order, ScheduledOrder) else {}
+        return {**stages, **({"skip": begun} if begun else {})}
 
     @property
     def has_notes(self) -> bool:
@@ -175,6 +234,7 @@ class Sampler(FirstNode[Indices]):
 
     def seek(self, place: State) -> State:
         self.take()
+        self._ahead = self._next = _NOT_READ  # another thread may have computed them by what the order was
         self._plans.resume()
         return place
 
@@ -195,6 +255,10 @@ class Sampler(FirstNode[Indices]):
         if self.facts.carries_over_epochs:
             return Indices(epoch, positions, self.order.indices(epoch, origin + positions))
         within = positions % self._n if positions.size and positions.max() >= self._n else positions
+        if within is not positions and self.skips.touch(begin := epoch * self._n, begin + self._n):
+            past = positions >= self._n  # dealt once more, from the epoch's start
+            numbers = (positions[past] - self._n) % max(1, self._kept({"epoch": epoch, "position": 0}, self._n))
+            within[past] = self.skips.at(numbers + self.skips.kept(begin)) - begin
         return Indices(epoch, positions, self.order.indices(epoch, within))
 
 

@@ -121,11 +121,15 @@ class InterleavedMixOrder(PlainOrder):
 
     def _begun(self, stages: str, begun: int) -> dict[str, Any]:
         """The settings that the first ``begun`` stages depend on."""
-        used = {self.names[place] for place in self._mix(0).used(begun)}
+        used = {self.names[source] for source in self._mix(0).used(begun)}
         held = {name: held for name, held in self._held.items() if name in used}
         sources = checksum_of([pair for pair in self._sources if pair[0] in used])
         data = data_of(self._data, sorted(used))
         return {"stages": stages, "orders": sources, **data, **({"held": shortened(held) if held else None} if self._held else {})}
+
+    def choices(self) -> dict[str, Any]:
+        """See `PlainOrder.choices`."""
+        return {"stages from": [stage.start * self.lanes for stage in self.stages]}
 
     def changes(self) -> dict[str, Any]:
         """See `PlainOrder.changes`."""

@@ -130,6 +130,10 @@ class MixOrder(PlainOrder):
         run = -(-(epoch * self._n + position) // self.run)
         return self._begun(bisect_left(self.stages, run, key=_start_of))
 
+    def choices(self) -> dict[str, Any]:
+        """See `PlainOrder.choices`."""
+        return {"stages from": [stage.start * self.run for stage in self.stages]}
+
     def changes(self) -> dict[str, Any]:
         """See `PlainOrder.changes`."""
         return {"stages": self.added} if self.added else {}
@@ -148,7 +152,7 @@ class MixOrder(PlainOrder):
         try:
             self.stages, self.added, self._added, self._kept = merged, added, stages, None
             self._keys, self._counts, self._used = self._keys[:kept], self._counts[:kept], self._used[:kept]
-            self._said_at = {begun: said for begun, said in self._said_at.items() if begun <= kept}
+            self._said_at = {begun: entries for begun, entries in self._said_at.items() if begun <= kept}
             for number in range(kept, len(merged)):
                 before = self._used[-1] if number else [False] * len(self.names)
                 self._used.append([share > 0 or was_used for share, was_used in zip(merged[number].shares, before, strict=True)])
@@ -254,17 +258,17 @@ class MixOrder(PlainOrder):
 
     def used(self, begun: int) -> list[int]:
         """The numbers of the sources that the first ``begun`` stages use. Those of the first stage always count."""
-        return [place for place, used in enumerate(self._used[max(begun, 1) - 1]) if used]
+        return [source for source, used in enumerate(self._used[max(begun, 1) - 1]) if used]
 
     def _begun(self, begun: int) -> dict[str, Any]:
         """The settings that the first ``begun`` stages depend on: their shares, and the sources that they use."""
         if begun not in self._said_at:
             used = self.used(begun)
             self._said_at[begun] = {
-                "stages": checksum_of([[stage.start, [str(stage.shares[place]) for place in used]] for stage in self.stages[:begun]]),
-                "sources": checksum_of([self._sources[place] for place in used]),
-                "dataset_length": sum(self._sized[place] for place in used),
-                **data_of(self._data, [self.names[place] for place in used]),
+                "stages": checksum_of([[stage.start, [str(stage.shares[source]) for source in used]] for stage in self.stages[:begun]]),
+                "sources": checksum_of([self._sources[source] for source in used]),
+                "dataset_length": sum(self._sized[source] for source in used),
+                **data_of(self._data, [self.names[source] for source in used]),
             }
         return self._said_at[begun]
 
@@ -286,7 +290,7 @@ def _start_of(stage: Stage) -> int:
 
 def data_of(data: Mapping[str, Mapping[str, str]], used: Sequence[str]) -> dict[str, str | None]:
     """What identifies the data of the sources ``used``, by name. None where nothing does."""
-    names = sorted({name for said in data.values() for name in said})
+    names = sorted({name for of_source in data.values() for name in of_source})
     return {name: joined([data[source][name] for source in used if name in data[source]]) for name in names}
 
 

@@ -8,13 +8,14 @@ without computing those before them. So a checkpoint is a position, and resuming
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from penstock._arguments import Shown, checksum, whole_number
+from penstock._errors import GraphError, StateMismatch
 from penstock._random.permutation import SHORT, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class PlainOrder(Shown):
         """Add settings of what the order applies to."""
         self._said |= more
 
+    def choices(self) -> dict[str, Any]:
+        """What ranks must agree on and a run may change, for people."""
+        return {}
+
     def changes(self) -> dict[str, Any]:
         """What the run has changed in its order, as JSON for its state. Empty: nothing."""
         return {}
@@ -65,6 +70,14 @@ class PlainOrder(Shown):
         """
         if changes:
             raise ValueError(f"a {type(self).__name__} has no stages.")
+
+    @property
+    def state(self) -> Any:
+        """What its indices depend on now, compared by identity. None: nothing that changes between epochs."""
+        return None
+
+    def begin(self, epoch: int, position: int) -> None:
+        """The loop asks for the first sample of ``epoch``, or of its rest from ``position`` on."""
 
     def take(self) -> None:
         """Called when a loader that reads in this order was built, or starts; see `InterleavedOrder`."""
@@ -190,6 +203,8 @@ class WeightedOrder(PlainOrder):
     Position p of an epoch is the p-th word of a SplitMix64 stream, which has random access because its state is a counter. Two keys from Philox under
     (seed, epoch) select the stream. The word is inverted through the cumulative weights: O(log(len(weights))).
 
+    The weights may follow the model: `update` them between two epochs, on every rank alike. Their checksum is in the state, and is compared between ranks when an epoch begins.
+
     Args:
         weights: One per item of the dataset, shape ``(n,)``: finite, not negative, not all zero. Kept at 8 bytes each.
         num_samples: Length of an epoch, from 0 to 2**56.
@@ -201,27 +216,127 @@ class WeightedOrder(PlainOrder):
     def __init__(self, weights: npt.ArrayLike, num_samples: int, seed: int = 0) -> None:
         self._n = checked_length(num_samples, "num_samples")
         self._seed = checked_seed(seed)
-        checked = _weights(weights)
-        self._said = {"order": "weighted", "length": self._n, "seed": self._seed, "weights": checksum(checked.astype("<f8").tobytes())}
-        # Scaled first, because a sum of finite weights may be infinite. The last bound is the total.
-        self._bounds = np.cumsum(checked / checked.max())
+        self._said = {"order": "weighted", "length": self._n, "seed": self._seed}
+        self._used: tuple[_Weights, ...] = (_Weights.of(0, weights),)  # those of this epoch, and those before
+        self._next: _Weights | None = None
+        self._begun = self._changed = False
+        self.marks = self.note
+        self._expected: str | None = None  # the checksum that a loaded state wants at the next start of an epoch
 
     @property
     def weights(self) -> int:
         """The number of weights."""
-        return len(self._bounds)
+        return len(self._used[0].bounds)
+
+    def update(self, weights: npt.ArrayLike) -> None:
+        """Draw by other weights from the next epoch on that begins. What was loaded ahead of it is loaded again.
+
+        After a load in the middle of an epoch, that epoch is finished first, with its own weights: build the order with them.
+
+        Args:
+            weights: As many as before.
+
+        Raises:
+            ValueError: They are invalid.
+        """
+        found = _Weights.of(0, weights)
+        if len(found.bounds) != self.weights:
+            raise ValueError(
+                f"there are {len(found.bounds)} weights, but the order was built with {self.weights}. Pass one weight for each sample."
+            )
+        self._expected = None
+        if self._begun:
+            self._next = found
+        else:
+            self._used = (found,)
+
+    def begin(self, epoch: int, position: int) -> None:
+        """The loop asks for the first sample of ``epoch``, or of its rest.
+
+        Raises:
+            StateMismatch: A state was loaded whose run has other weights here.
+        """
+        self._begun = True
+        if position:
+            return
+        if self._next is not None:
+            self._used = (self._next._replace(since=epoch), *[one for one in self._used if one.since < epoch][:1])
+            self._next, self._changed = None, True
+        wanted, self._expected = self._expected, None
+        if wanted not in (None, self._used[0].digest):
+            self._expected = wanted
+            raise StateMismatch(
+                f"the run that saved this state draws epoch {epoch} by the weights with the checksum {wanted}, but those of this order have {self._used[0].digest}. Build the order "
+                f"with those weights, or call its update."
+            )
+
+    def changes(self) -> dict[str, Any]:
+        """See `PlainOrder.changes`."""
+        now = self._used[0]
+        return {"weights": [now.since, now.digest, (self._next or now).digest]} if self._changed or self._next else {}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        """See `PlainOrder.adopt`."""
+        since, digest, expected = changes.get("weights", (0, None, None))
+        whole_number("since", since, 0)
+        latest = self._next or self._used[0]
+        known = [one for one in self._used if one.since == since and digest in (None, one.digest)]
+        self._used = (*known, *(one for one in self._used if one.since < since)) if known else (latest._replace(since=since),)
+        self._next, self._expected, self._changed = None, expected, digest is not None
+        self._begun = self._begun or self._changed
+
+    @property
+    def state(self) -> Any:
+        """See `PlainOrder.state`."""
+        return self._used[0].bounds
+
+    def note(self) -> tuple[int, ...]:
+        """See `PlainOrder.marks`."""
+        return (int(self._used[0].digest, 16),)
+
+    def choices(self) -> dict[str, Any]:
+        """See `PlainOrder.choices`."""
+        return {"weights": (self._next or self._used[0]).digest}
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return {**self._said, "weights": self._used[0].digest}
+
+    def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """See `ScheduledOrder.settings_at`. At the start of an epoch, `update` may come yet, so `begin` compares."""
+        here = None if self._changed and position in (0, self._n) else self._of(epoch)
+        return {"weights": here and here.digest}
+
+    def _of(self, epoch: int) -> _Weights | None:
+        """The weights of ``epoch``; None if they were replaced."""
+        return next((weights for weights in self._used if weights.since <= epoch), None)
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
+        if (weights := self._of(epoch)) is None:
+            raise GraphError(f"epoch {epoch} was drawn by other weights, which update() has replaced, so nobody knows its samples.")
+        bounds = weights.bounds
         words = splitmix64_stream(positions.astype(np.uint64), *philox_words(self._seed, epoch, WEIGHTED, 2))
         uniform = (words >> np.uint64(11)) * 2.0**-53  # [0, 1): the upper 53 bits, which a double holds exactly
         # The largest uniform number times the total still rounds to less than the total, so there is always a bound above it.
-        drawn: Int64s = np.searchsorted(self._bounds, uniform * self._bounds[-1], side="right").astype(np.int64, copy=False)
+        drawn: Int64s = np.searchsorted(bounds, uniform * bounds[-1], side="right").astype(np.int64, copy=False)
         return drawn
 
     def details(self) -> dict[str, Any]:
         return {"weights": self.weights, "num_samples": self._n, "seed": self._seed}
+
+
+class _Weights(NamedTuple):
+    since: int  # the first epoch that they are for
+    digest: str
+    bounds: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, since: int, weights: npt.ArrayLike) -> _Weights:
+        checked = _weights(weights)
+        # Scaled first, because a sum of finite weights may be infinite. The last bound is the total.
+        return cls(since, checksum(checked.astype("<f8").tobytes()), np.cumsum(checked / checked.max()))
 
 
 def checked_length(n: int, name: str = "n") -> int:
