@@ -15,6 +15,7 @@ from penstock.formats import jsonl
 
 MODULE = """
 from torch.utils.data import IterableDataset
+from penstock import Loader, Mix, Packs
 from penstock.formats import jsonl
 
 def make_loader(**more):

@@ -228,3 +228,10 @@ def test_a_graph_by_hand_is_refused_where_it_deals_no_items() -> None:
     node.shutdown()
     for first in (Grouper(SequentialOrder(8), Packs([1] * 8, 2)), KeyGrouper(SequentialOrder(8), Buckets(keys="aabbccdd"))):
         assert Sharder(Cycler(first), 0, 2, balance=[1] * 8).facts.rank_settings["balance"]
+
+
+@pytest.mark.parametrize("words", [{"skip": [(4, 8)]}, {"batch_size": penstock.Ramp([(0, 2), (8, 4)])}])
+def test_rounds_that_change_are_not_balanced(words):
+    """Seen to fail: a skipped range was dealt nevertheless."""
+    with pytest.raises(ValueError, match="balance deals rounds of one size"):
+        penstock.Loader.from_dataset(list(range(32)), **{"batch_size": 4, **words}, balance=list(range(32)))
