@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import penstock
-from penstock import Loader, Packs
+from penstock import Buckets, Loader, Packs
 from penstock.orders import TorchOrder
 from penstock.testing import Tagged
 
@@ -22,6 +22,7 @@ BUILDS = {
     "torch": lambda: Loader.from_dataset(Tagged(N), batch_size=3, order=TorchOrder(N)),
     "batches": lambda: Loader.from_dataset(Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 3, False)),
     "packs": lambda: Loader.from_dataset([[k] * (k % 4 + 1) for k in range(N)], 1, groups=Packs([k % 4 + 1 for k in range(N)], 4, block=4)),
+    "keys": lambda: Loader.from_dataset(Tagged(N), groups=Buckets(keys="aabbbcccac", batch_size=2, block=6)),
     "unordered": lambda: Loader.from_dataset(Tagged(N), batch_size=1, num_workers=3, method="thread", in_order=False),
     "iterated": lambda: Loader(penstock.nodes.IterableSource(range(N))),
 }
@@ -50,7 +51,7 @@ values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(0, 12) | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "block", "taken", "x"]), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "block", "taken", "rounds", "x"]), inner, max_size=3)
     ),
     max_leaves=5,
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import killed_changes as changes
 import pytest
 from chain import DATA, new_loader, write_tars
+from killed_keys import KEYS
 from killed_lanes import new_loader as new_lanes
 from remade_group import STREAMS, new_stream
 from remade_group import new_loader as remade_loader
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.slow]
 def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
     said = run_program(HERE / "rank_laws.py", ranks=world_size)
-    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 15, 2: 19, 4: 21}[world_size]
+    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 16, 2: 20, 4: 22}[world_size]
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 4])
@@ -186,6 +187,19 @@ def test_a_run_changes_in_each_life_under_torchrun(tmp_path: Path) -> None:
             kept = [place for place in kept if not any(begin <= place < end for begin, end in changes.SKIP)]
         assert step["sequence"] == [whole[place] for place in kept[:size]]
         at = kept[size - 1] + 1
+
+
+def test_keys_are_the_same_on_all_ranks_and_survive_a_rank(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """4 ranks, of which one is killed; then 3 ranks, then 2, to the end of the epoch. Seen to fail: with rounds that are planned for one rank."""
+    run_program(HERE / "killed_keys.py", tmp_path, 99, 4, ranks=4, killed=True)
+    run_program(HERE / "killed_keys.py", tmp_path, 3, ranks=3)
+    run_program(HERE / "killed_keys.py", tmp_path, 99, ranks=2)
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [step["ranks"] for step in steps][:8] == [4] * 4 + [3] * 3 + [2]
+    for step in steps:
+        assert len({KEYS[index] for hand in step["hands"] for index in hand}) == 1
+    assert sorted(index for step in steps for hand in step["hands"] for index in hand) == list(range(len(KEYS)))
+    assert json.loads(steps[-1]["state"]["penstock"])["state"]["source"]["block"] == 1
 
 
 def test_two_streams_are_divided_over_the_ranks(run_program: Callable[..., str]) -> None:

@@ -1,4 +1,4 @@
-"""The laws of ``balance``: each global batch keeps its samples, each rank as many, and nothing of it is in a state."""
+"""The laws of ``balance``: each global batch keeps its samples, each rank as many, and nothing of it is in a state. A step of DDP: tests/distributed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock import Buckets, GraphError, Loader, Mix, Packs
 from penstock.nodes import Batcher, Cycler, Grouper, KeyGrouper, Sampler, Sharder
 from penstock.orders import SequentialOrder, ShuffledOrder
 
-N = 60
+N = 34
 COSTS = np.random.default_rng(6).lognormal(3, 1.2, N).astype(np.int64) + 1
 LENGTHS = np.random.default_rng(7).lognormal(1.5, 0.8, N).astype(np.int64) + 1
 DOCUMENTS = [np.full(length, index) for index, length in enumerate(LENGTHS)]
@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False, "balance": COSTS.tolist()},
     "seconds": {"balance": COSTS / 7},
     "a sampler": {"shuffle": None, "sampler": RandomSampler(range(N)), "balance": COSTS},
-    "a mix": {"dataset": Mix({"a": range(20), "b": range(40)}, {"a": 1, "b": 2}), "balance": COSTS},
+    "a mix": {"dataset": Mix({"a": range(10), "b": range(24)}, {"a": 1, "b": 2}), "balance": COSTS},
     "packs": {"dataset": DOCUMENTS, "groups": Packs(LENGTHS, 12, block=16), "balance": squares},
     "packs, counted": {"dataset": DOCUMENTS, "groups": Packs(LENGTHS, 12, block=16, count=True), "balance": squares},
     "packs by index": {"dataset": DOCUMENTS, "groups": Packs(LENGTHS, 12, block=16), "balance": COSTS},
@@ -66,15 +66,16 @@ def loader(kind: str, *, balanced: bool = True, **words: Any) -> Loader[Any]:
     return Loader.from_dataset(**of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), tail=st.sampled_from(TAILS), drop_last=st.booleans())
 def test_each_global_batch_keeps_its_samples_over_any_chain(kind: str, data: Any, tail: str, drop_last: bool) -> None:
     """And each rank has as many, with the same states after each step; a state loads with and without it, and on any number of ranks.
 
-    Seen to fail: with the costs of a rank's own samples in place of its group's; with the largest group of ranks that does not divide them.
+    Seen to fail: with costs that differ between ranks; with a short last round that is dealt by cost.
     """
-    drop_last = drop_last and tail != "exact" and "keys" not in kind
+    drop_last = drop_last and tail != "exact" and "keys" not in kind and "packs" not in kind  # an epoch has less than 25 packs
     state = None
     for ranks, size, steps in data.draw(
         st.lists(st.tuples(st.integers(1, 5), st.integers(2, 5), st.integers(1, 6)), min_size=1, max_size=3)
@@ -106,26 +107,54 @@ def test_each_global_batch_keeps_its_samples_over_any_chain(kind: str, data: Any
             one.close()
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "packs", "keys"])
+MANY = np.random.default_rng(8).lognormal(2, 0.8, 600).astype(np.int64) + 1
+DEALT = {
+    "samples": ({"batch_size": 4, "balance": MANY}, lambda indices: MANY[indices].sum()),
+    "packs": (
+        {"batch_size": 4, "groups": Packs(MANY, 64), "balance": squares},
+        lambda packs: sum(length**2 for pack in packs for length in pack.lengths),
+    ),
+    "packs by index": (
+        {"batch_size": 4, "groups": Packs(MANY, 64), "balance": MANY**2},
+        lambda packs: sum(MANY[pack.indices] @ pack.lengths for pack in packs),
+    ),
+    "keys": (
+        {"groups": Buckets(keys=np.arange(600) % 2, batch_size=4, short="drop"), "balance": MANY},
+        lambda indices: MANY[indices].sum(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DEALT)
 def test_batches_of_a_round_cost_about_the_same(kind: str) -> None:
-    """Seen to fail: with the cheapest samples first; with the dearest to the rank that has the most."""
+    """Seen to fail: with the cheapest samples first; with the costs of other packs."""
     means = []
-    for balanced in (True, False):
-        words = {"batch_size": 4} if kind != "keys" else {"groups": Buckets(keys=np.zeros(N), batch_size=4, short="drop")}
+    words, cost_of = DEALT[kind]
+    for balance in ({}, {"balance": None}):
+        drop = {} if kind == "keys" else {"tail": "drop", "drop_last": True}
         fleet = [
-            loader(kind, balanced=balanced, rank=rank, world_size=3, tail="drop", drop_last=kind != "keys", **words) for rank in range(3)
+            Loader.from_dataset(range(600), shuffle=True, seed=4, rank=rank, world_size=3, **{**drop, **words, **balance}).root.source
+            for rank in range(3)
         ]
-        costs = [[cost_of(kind, one) for one in fleet] for _ in zip(*fleet, strict=True)]
-        means.append(np.mean([max(row) / np.mean(row) for row in costs]))
-    assert means[0] - 1 < (means[1] - 1) / 2
-    assert means[0] < 1.25
+        rounds = zip(*[node.read(node.start(0), 999)[0] for node in fleet], strict=True)
+        costs = np.array([[cost_of(batch.values) for batch in batches] for batches in rounds])
+        means.append((costs.max(1) / costs.mean(1)).mean())
+    assert means[0] - 1 < (means[1] - 1) / 4
 
 
-def cost_of(kind: str, one: Loader[Any]) -> int:
-    indices = one.last.indices
-    if kind == "packs":
-        return sum(document.length**2 for pack in indices for document in pack)
-    return int(COSTS[indices].sum())
+@pytest.mark.parametrize(("ranks", "size"), [(2, 100), (3, 2), (7, 40), (67, 2), (96, 8), (130, 4), (256, 3)])
+def test_any_number_of_ranks_shares_a_global_batch(ranks: int, size: int) -> None:
+    """Seen to fail: with groups of a size that does not divide the ranks; with costs that differ between ranks."""
+    count = 2 * ranks * size
+    costs = np.random.default_rng(ranks).lognormal(3, 1, count)
+    for first in (Sampler(ShuffledOrder(count, 1)), KeyGrouper(ShuffledOrder(count, 1), Buckets(keys=[0] * count, batch_size=size))):
+        nodes = [Sharder(Cycler(first), rank, ranks, balance=costs) for rank in range(ranks)]
+        if isinstance(first, Sampler):
+            nodes = [Batcher(node, size) for node in nodes]
+        hands = [node.read(node.start(0), 1)[0][0] for node in nodes]
+        assert {len(batch) for batch in hands} == {size}
+        assert sorted(np.concatenate([batch.positions for batch in hands]).tolist()) == list(range(ranks * size))
+        first.shutdown()
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "packs", "keys"])
@@ -133,7 +162,7 @@ def cost_of(kind: str, one: Loader[Any]) -> int:
 def test_a_batch_is_loaded_again_by_a_loader_without(kind: str, engine: dict[str, Any]) -> None:
     """What a rank got, with its random numbers. Seen to fail: with the positions that the rank would have had."""
     with loader(kind, rank=1, world_size=3, batch_size=3, **engine) as one, loader(kind, balanced=False, batch_size=2) as other:
-        for batch in islice(one, 6):
+        for batch in islice(one, 3):
             again = other.load(one.last)
             assert other.locate(one.last).indices == one.last.indices
             assert torch.equal(again, batch) if torch.is_tensor(batch) else all(torch.equal(again[name], batch[name]) for name in batch)
@@ -158,34 +187,18 @@ def test_more_ranks_than_64_exchange_within_groups() -> None:
             assert each.sum(1).max() <= max(dearest, 1.05 * each.sum(1).mean())
 
 
-def test_a_step_of_ddp_is_the_same() -> None:
-    """The mean of the gradients over ranks with equal numbers of samples is that of the global batch. (DDP itself: tests/distributed.)"""
-    weight = torch.tensor([0.3, -0.2], dtype=torch.float64)
-    data = torch.from_numpy(np.random.default_rng(1).normal(size=(N, 2)))
-    found = []
-    for balanced in (True, False):
-        gradients = []
-        for rank in range(3):
-            with loader("shuffled", balanced=balanced, dataset=list(data), rank=rank, world_size=3, batch_size=4) as one:
-                used = weight.clone().requires_grad_()
-                (next(iter(one)) @ used).square().mean().backward()
-                gradients.append(used.grad)
-        found.append(torch.stack(gradients).mean(0))
-    torch.testing.assert_close(*found, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ({"balance": COSTS[:9]}, "balance has 9 costs, but Tokens has 60 samples. Pass one cost"),
+        ({"balance": COSTS[:9]}, "balance has 9 costs, but Tokens has 34 samples. Pass one cost"),
         (
             {"balance": -COSTS},
-            r"the cost of index of the dataset 0 is -\d+, but a cost must be a finite number of at least 0 \(60 are not\)",
+            r"the cost of index of the dataset 0 is -\d+, but a cost must be a finite number of at least 0 \(34 are not\)",
         ),
         ({"balance": np.where(np.arange(N) == 7, np.nan, 1.0)}, "the cost of index of the dataset 7 is nan"),
         ({"balance": np.full(N, np.inf)}, "the cost of index of the dataset 0 is inf"),
-        ({"balance": np.ones((N, 2))}, r"shape \(60, 2\) and dtype float64, but there must be one number for each index"),
-        ({"balance": ["1"] * N}, r"shape \(60,\) and dtype <U1"),
+        ({"balance": np.ones((N, 2))}, r"shape \(34, 2\) and dtype float64, but there must be one number for each index"),
+        ({"balance": ["1"] * N}, r"shape \(34,\) and dtype <U1"),
         ({"balance": [True] * N}, "dtype bool"),
         ({"balance": 3}, r"shape \(\) and dtype int64"),
         ({"balance": squares}, "balance is a function of lengths, but only Packs have any. Pass an array"),

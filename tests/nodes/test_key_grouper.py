@@ -42,7 +42,7 @@ class TestAnEpoch:
     @pytest.mark.parametrize("short", SHORTS)
     @pytest.mark.parametrize("count", [1, 2, 3])
     def test_has_one_key_in_each_round_and_every_sample(self, short, count, block):
-        """Seen to fail: with a walk along the block in place of one for each key."""
+        """Seen to fail: with the samples of a block in its order, and not by key."""
         nodes = ranks(count, short=short, block=block)
         for number in range(2):
             hands = [epoch(node) for node in nodes]

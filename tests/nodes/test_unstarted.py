@@ -25,6 +25,7 @@ from penstock.nodes import (
     Fetch,
     Grouper,
     IterableSource,
+    KeyGrouper,
     Mapper,
     ParallelMapper,
     PinMemory,
@@ -90,6 +91,7 @@ INDEX_LEVEL: dict[str, Callable[[], Node[Any]]] = {
     "SamplerWrapper, batches": lambda: SamplerWrapper(BatchSampler(RandomSampler(range(N)), 5, drop_last=False), seed=3),
     "SamplerWrapper, helper": lambda: SamplerWrapper(Hidden(), seed=3),
     "Grouper": lambda: Grouper(ShuffledOrder(N, seed=3), Buckets([1 + k % 5 for k in range(N)], 10, count=True)),
+    "KeyGrouper": lambda: KeyGrouper(ShuffledOrder(N, seed=3), Buckets(keys="aabbbcccccca", batch_size=2)),
     "IterableSource": lambda: IterableSource(Stream(), seed=3),
     "Batcher": indices,
 }

@@ -268,6 +268,22 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
         batch_size="decided by the bucket",
         groups=penstock.Buckets(LENGTHS, 30.0, max_samples=4, block=16, same_size_run=2),
     ),
+    "buckets by sum, full": own(
+        Tagged(N),
+        shuffle=True,
+        batch_size="decided by the bucket",
+        groups=penstock.Buckets(LENGTHS, max_tokens=30, block=16, drop_last=True),
+    ),
+    "buckets by key": lambda tail=None, **more: own(
+        Tagged(N),
+        shuffle=True,
+        batch_size="decided by the bucket",
+        groups=penstock.Buckets(keys=[k % 7 % 3 for k in range(N)], batch_size=2, block=16),
+    )(**more),
+    "packs, balanced": own(
+        SEQUENCES, shuffle=True, batch_size=2, groups=Packs(LENGTHS, 12, block=8, pad=-1), balance=lambda lengths: lengths**2
+    ),
+    "balanced": own(Tagged(N), shuffle=True, batch_size=3, balance=LENGTHS),
     # Our own datasets.
     "cached": own(lambda: penstock.Cached([10 * k for k in range(N)]), shuffle=True),
     "resident": own(lambda: penstock.Resident(Tagged(N)), shuffle=True),

@@ -135,7 +135,7 @@ def _sentences(settings: dict[str, Any], state: Any) -> tuple[str, str, str]:
     while isinstance(state, dict):  # from the outermost node to the source, which has the position
         at |= state
         state = state.get("source")
-    return _where(settings, at), _needs(settings), _ranks(at)
+    return _where(settings, at), _needs(settings), _ranks(settings, at)
 
 
 def _where(settings: dict[str, Any], at: dict[str, Any]) -> str:
@@ -160,11 +160,13 @@ def _needs(settings: dict[str, Any]) -> str:
     return f"It needs a loader with the same settings: {', '.join(f'{name}={_said(settings[name])}' for name in names) or 'those below'}."
 
 
-def _ranks(at: dict[str, Any]) -> str:
+def _ranks(settings: dict[str, Any], at: dict[str, Any]) -> str:
     if "slot" in at:
         return "It loads on one rank, with any number of workers."
     if "world_size" not in at:
-        return "It loads on any number of ranks, with any number of workers and any batch size."
+        return "It loads on any number of ranks, with any number of workers" + (
+            ", and this batch size." if "batch_size" in settings else " and any batch size."
+        )
     ranks = f"{_said(at['world_size'])} ranks"
     return f"It loads only as rank {_said(at['rank'])} of {ranks}." if "rank" in at else f"It loads only on {ranks}."
 

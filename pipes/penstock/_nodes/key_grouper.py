@@ -89,7 +89,7 @@ class KeyGrouper(FirstNode[Indices]):
         past, taken = _split(place["rounds"], every)
         items: list[Indices] = []
         costs = None if self.dealt_to is None else self.dealt_to.costs
-        deal = None if costs is None else partial(_numbers, costs, first, every)
+        deal = None if costs is None else partial(_share_of, costs, first, every)
         while len(items) < n and number < self._blocks:
             block = self._block(epoch, number)
             rounds = block.rounds(past, every)
@@ -116,6 +116,9 @@ class KeyGrouper(FirstNode[Indices]):
         repeated = self._keys.short != "drop" and len(positions) and positions.min() >= 0 and positions.max() < 2**31 * length
         found: Any = self._indices.at(epoch, positions % length if repeated else positions)
         return Indices(epoch, positions, found.values)
+
+    def skip(self, place: State) -> State:
+        return {"epoch": place["epoch"], "block": self._blocks, "rounds": []}
 
     def check(self, state: Any) -> None:
         fields(state, epoch=int, block=int, rounds=list)
@@ -222,7 +225,7 @@ def _split(rounds: list[list[int]], ranks: int) -> tuple[list[list[int]], int]:
     return (rounds[:-1], rounds[-1][1]) if rounds and rounds[-1][0] == ranks else (rounds, 0)
 
 
-def _numbers(costs: Costs, rank: int, ranks: int, indices: Int64s) -> Int64s:
+def _share_of(costs: Costs, rank: int, ranks: int, indices: Int64s) -> Int64s:
     """The numbers of the samples of a round that ``rank`` gets."""
     few = together(ranks, len(indices) // ranks)
     apart = ranks // few

@@ -55,6 +55,10 @@ assert_type(Loader.from_dataset(data, 2, collate_fn=lambda rows: len(rows)), Loa
 assert_type(Loader.from_dataset(data, 2, collate_fn=collate_any), Loader[dict[str, Any]])
 assert_type(Loader.from_dataset(data, 2, collate_fn=collate, on_error="skip", pin_memory=True, device="cpu", num_workers=2), Loader[Batch])
 assert_type(Loader.from_dataset(data, collate_fn=collate, groups=penstock.Buckets([1, 1], 2)), Loader[Batch])
+assert_type(
+    Loader.from_dataset(data, collate_fn=collate, groups=penstock.Buckets(keys=[(1, 2), (1, 2)], batch_size={(1, 2): 1})), Loader[Batch]
+)
+assert_type(Loader.from_dataset(data, 2, collate_fn=collate, balance=[1, 2]), Loader[Batch])
 
 loader = Loader.from_dataset(data, 2, collate_fn=collate)
 assert_type(iter(loader), Iterator[Batch])
