@@ -80,6 +80,7 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     for dataset, function, error, said in (
         (Documents(9), 5, TypeError, "function must be a function of one sample, but 5 is not callable"),
         (Documents(9), lambda sample: 1.5, TypeError, "<lambda> must return an integer of 64 bits, but returned 1.5"),
+        (Documents(9), lambda sample: True, TypeError, "must return an integer of 64 bits, but returned True"),
         (Documents(9), lambda sample: 2**63, TypeError, "must return an integer of 64 bits, but returned 9223372036854775808"),
         (Mix({"a": Documents(9)}, {"a": 1}), size, ValueError, r"a Mix is measured by source: pass \{name: lengths\(source, function\)"),
     ):

@@ -115,6 +115,9 @@ def test_are_frozen():
     indices = np.arange(40)[::-1].copy()
     assert plan(Packs(lengths, 50), indices)[:5] == FROZEN_PACKS
     assert plan(Buckets(lengths, 100, same_size_run=2), indices)[:5] == FROZEN_BUCKETS
+    also = {"a": (np.arange(40) % 4, 6), "b": (np.arange(40) % 3 * (lengths < 20), 3)}
+    assert plan(Packs(lengths, 50, also=also), indices)[:5] == FROZEN_WITHIN_BUDGETS
+    assert Packs(lengths, 50, also=also).settings()["also"] == [["a", 6, "47059a4968d2b9ab"], ["b", 3, "a31c96cedb9f29b3"]]
     assert Packs(lengths, 50).settings() == {
         "groups": "packs",
         "capacity": 50,
@@ -125,6 +128,7 @@ def test_are_frozen():
 
 
 FROZEN_PACKS = [[0, 3, 6, 21], [1, 14, 15], [2, 7, 20], [4, 23, 36], [5, 28, 29]]
+FROZEN_WITHIN_BUDGETS = [[0, 19], [1, 14, 28], [2, 3, 4, 9, 39], [5, 10, 20], [6, 30, 33]]
 FROZEN_BUCKETS = [[10, 33, 7, 36], [16, 27, 8], [19, 24], [9, 34], [35, 13, 30]]
 
 

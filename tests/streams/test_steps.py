@@ -211,6 +211,22 @@ def test_rows_are_full(kind) -> None:
     assert lengths.sum() / (rows * 2048) >= (0.994 if kind == "long" else 0.995)
 
 
+@pytest.mark.parametrize(("most", "least"), [(16, 0.99), (4, 0.96)])
+def test_rows_within_a_budget_are_full(most, least) -> None:
+    """Of up to 3 pictures in a document: of tokens, or of pictures. Seen to fail: with the longest that fits."""
+    rng = np.random.default_rng(0)
+    records = list(
+        zip(
+            np.maximum(1, rng.lognormal(5.0, 1.0, 2000)).astype(int).clip(max=2048).tolist(), rng.integers(0, 4, 2000).tolist(), strict=True
+        )
+    )
+    rows = list(run(records, Pack(2048, length=operator.itemgetter(0), also={"pictures": (operator.itemgetter(1), most)})))
+    assert sorted(record for row in rows for record in row) == sorted(records)
+    totals = np.array([np.sum(row, axis=0) for row in rows])
+    assert (totals <= [2048, most]).all()
+    assert (totals.sum(0) / [2048, most]).max() / len(rows) > least
+
+
 def test_tiny_sequences_wait_for_more_than_a_row() -> None:
     """Seen to fail: a window in sequences alone."""
     assert sum(1 for _ in run(sequences([3] * 3000), Pack(90, window=10))) == 100

@@ -152,7 +152,7 @@ def pieces_of(batch: dict[str, Any], data: Documents, capacity: int, epoch: int,
         assert batch["cu_seqlens"].tolist() == borders
         assert type(batch["max_seqlen"]) is int
         assert batch["max_seqlen"] == max(np.diff(borders))
-    assert batch["documents"].shape == (place,)
+    assert (batch["documents"].shape, batch["documents"].dtype) == ((place,), torch.int64)
     return found
 
 

@@ -63,6 +63,6 @@ lengths.__module__ = "penstock"
 def _measured(function: Any, name: str, sample: Any) -> np.int64:
     value = function(sample)
     try:
-        return np.int64(index(value))
+        return np.int64(index(None if isinstance(value, bool) else value))  # type: ignore[arg-type]  # which raises
     except (TypeError, OverflowError):
         raise TypeError(f"{name} must return an integer of 64 bits, but returned {value!r:.80}.") from None

@@ -113,10 +113,10 @@ class PackedRow(dict[str, Any]):
     """A pack with fields whose sizes differ from pack to pack. A batch of such rows is made by `batch_of`.
 
     Attributes:
-        rules: How to do that; a field without a rule is stacked.
+        rules: How to do that; a field without a rule is stacked. None for the copies that trainers make of a batch, by its type.
     """
 
-    def __init__(self, fields: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    def __init__(self, fields: Mapping[str, Any], rules: Mapping[str, Rule] | None = None) -> None:
         super().__init__(fields)
         self.rules = rules
 

@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from penstock._arguments import whole_number
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.packed_rows import PackedRow
 from penstock._memory.allocation import afresh, anywhere
 from penstock._memory.buffers import IN_NUMPY, IN_TORCH, dtype_name
 
@@ -32,6 +33,8 @@ class Padded:
     def __call__(self, samples: Sequence[Any], allocate: Allocate = anywhere) -> Any:
         """The batch of ``samples``, a non-empty list. Padded fields use memory from ``allocate``, which is called at most once."""
         first = samples[0]
+        if isinstance(first, PackedRow):
+            raise TypeError("packs with along= or cu_seqlens= are not padded: leave collate_fn out, or write one.")
         fields: dict[Any, Any]
         if isinstance(first, Mapping):
             fields = self._of_dicts(samples)

@@ -97,8 +97,8 @@ class Packs(Shown):
         """The packs of a block that consists of these ``indices`` of the dataset."""
         pieces = pieces_of(self.lengths[indices], self.capacity, self.oversize)
         if self.also:
-            budgets = [(counts[indices[pieces.items]], limit) for counts, limit in self.also.values()]
-            groups = packed_within(pieces.lengths, self.capacity, budgets)
+            takes = [pieces.lengths, *(counts[indices[pieces.items]] for counts, _ in self.also.values())]
+            groups = packed_within(np.stack(takes, 1), np.array([self.capacity, *(limit for _, limit in self.also.values())]))
         else:
             groups = packed(pieces.lengths, self.capacity)
         return Groups(pieces.items[groups.members], groups.splits, Pieces(*(field[groups.members] for field in pieces)))

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from operator import gt, sub
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock._random.permutation import Int64s
 
 
@@ -94,30 +91,40 @@ def packed(lengths: Int64s, capacity: int) -> Groups:
     return _grouped(np.array(group_of, np.int64), groups)
 
 
-def packed_within(lengths: Int64s, capacity: int, budgets: Sequence[tuple[Int64s, int]]) -> Groups:
-    """The same with further budgets. The item that takes the largest part of any of them goes first; each goes into the group with the least room that fits it.
+def packed_within(takes: Int64s, limits: Int64s) -> Groups:
+    """Put items into few groups within several budgets: the item that takes most of what is scarce goes first, with its `companions`.
 
     Args:
-        lengths: See `packed`.
-        capacity: See `packed`.
-        budgets: What the items take of each, shape ``(n,)``, from 0 to its limit; and the limit, at least 1.
+        takes: What each item takes of each budget, shape ``(n, budgets)``, from 0 to its limit.
+        limits: Of each budget, at least 1, shape ``(budgets,)``.
     """
-    group_of = [0] * len(lengths)
-    rooms: list[tuple[int, int]] = []
-    spaces: list[list[int]] = []  # what is left of the budgets in each group
-    sizes, takes = lengths.tolist(), np.stack([counts for counts, _ in budgets], 1).tolist()
-    shares = np.max([lengths, *(counts * (capacity / limit) for counts, limit in budgets)], axis=0)
-    for item in np.argsort(-shares, kind="stable").tolist():
-        found = bisect_left(rooms, (sizes[item], -1))
-        while found < len(rooms) and any(map(gt, takes[item], spaces[rooms[found][1]])):
-            found += 1
-        room, group = rooms.pop(found) if found < len(rooms) else (capacity, len(spaces))
-        if group == len(spaces):
-            spaces.append([limit for _, limit in budgets])
-        group_of[item] = group
-        insort(rooms, (room - sizes[item], group))
-        spaces[group] = list(map(sub, spaces[group], takes[item]))
-    return _grouped(np.array(group_of, np.int64), len(spaces))
+    group_of, groups = np.zeros(len(takes), np.int64), 0
+    scarcity = takes.sum(0) / limits
+    rest = np.argsort(-sum((takes / limits * scarcity).T), kind="stable")
+    while len(rest):
+        members = companions(takes[rest], limits, 0)
+        group_of[rest[members]] = groups
+        rest, groups = np.delete(rest, members), groups + 1
+    return _grouped(group_of, groups)
+
+
+def companions(takes: Int64s, limits: Int64s, first: int) -> list[int]:
+    """The items of a group that begins with ``first``: the next is always the one that leaves least of the budgets, of the scarce ones above all.
+
+    Measured by the squares of what is left, weighted by how many groups each budget needs ("norm-based greedy" of Panigrahy et al., Heuristics for Vector Bin
+    Packing, 2011). Each number is computed on its own, so that all processors agree on the last bit.
+    """
+    scarcity = takes.sum(0) / limits
+    space, left, members = limits - takes[first], np.delete(np.arange(len(takes)), first), [first]
+    while True:
+        left = left[(takes[left] <= space).all(1)]
+        if not len(left):
+            return members
+        after = ((space - takes[left]) / limits) ** 2 * scarcity
+        best = int(sum(after.T).argmin())
+        members.append(int(left[best]))
+        space = space - takes[members[-1]]
+        left = np.delete(left, best)
 
 
 def _grouped(group_of: Int64s, groups: int) -> Groups:

@@ -7,10 +7,13 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
+import numpy as np
+
 from penstock._arguments import Shown, whole_number
 from penstock._fetch.packed_rows import Ragged
 from penstock._fetch.packing import Rows
 from penstock._fetch.padding import checked_pad
+from penstock._random.groups import companions
 from penstock._streams.run_cursor import running
 from penstock._streams.step_identity import named
 
@@ -264,9 +267,12 @@ class _Waiting:
         del sizes[bisect_left(sizes, (length, first))]
         members, room = [first], self._capacity - length
         if self._limits:
-            while (found := self._longest(room, members)) is not None:
-                length, came = sizes.pop(found)
-                members.append(came)
+            came_at = [*self._pieces]
+            takes = np.array([(piece.length, *piece.more.takes) for piece in self._pieces.values()])
+            members = [came_at[at] for at in companions(takes, np.array([self._capacity, *self._limits]), came_at.index(first))]
+            for came in members[1:]:
+                length = self._pieces[came].length
+                del sizes[bisect_left(sizes, (length, came))]
                 room -= length
         else:
             while sizes and sizes[0][0] <= room:
@@ -276,15 +282,6 @@ class _Waiting:
                     room -= length
         self.total -= self._capacity - room
         return [self._pieces.pop(came) for came in sorted(members)], room
-
-    def _longest(self, room: int, members: list[int]) -> int | None:
-        """The offset of the longest piece that fits into ``room``, and into what ``members`` leave of the budgets; None if there is none."""
-        taken = [sum(takes) for takes in zip(*(self._pieces[came].more.takes for came in members), strict=True)]
-        for at in range(bisect_right(self._sizes, (room, self._came)) - 1, -1, -1):
-            takes = self._pieces[self._sizes[at][1]].more.takes
-            if all(have + more <= limit for have, more, limit in zip(taken, takes, self._limits, strict=True)):
-                return at
-        return None
 
     def _best(self, room: int) -> list[int]:
         """The places of one piece, or of two with the later one first, that leave the least of ``room``.
