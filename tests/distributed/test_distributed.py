@@ -157,6 +157,11 @@ def test_lanes_survive_a_worker_and_a_rank(tmp_path: Path, monkeypatch: pytest.M
     assert [value for step in steps for value in step["sequence"]] == whole[: 12 * len(steps)]
 
 
+def test_ranks_that_change_a_run_differently_are_told(run_program: Callable[..., str]) -> None:
+    """Each law is a function of changed_laws.py, seen to fail as it says there."""
+    assert len(re.findall(r"good: \w+\n", run_program(HERE / "changed_laws.py", ranks=2))) == 3
+
+
 @pytest.mark.soak
 def test_a_run_changes_in_each_life_under_torchrun(tmp_path: Path) -> None:
     """Other weights in each life, a new source, a skipped range and larger batches; two lives end by SIGKILL. Nothing is lost or comes twice: each step is what a plan gives

@@ -496,6 +496,53 @@ class TestSchedules:
             assert [batch.tolist() for batch in loader] == [[6, 8, 9]]
 
 
+class TestStories:
+    def test_a_job_is_started_again_with_another_blend(self) -> None:
+        """What people restart for: three data sets, and at 40 % of the run the shares are others, and a fourth one joins. By hand they edit the list and lose the position.
+
+        Every sample that was read before the restart is counted once: a source goes on at its next sample, and what was read is not read again in its pass.
+        """
+        shuffled = {"shuffle": True, "batch_size": 5}  # which divides an epoch
+        first = {"code": 0.3, "math": 0.1, "web": 0.6}
+        with mixed(first, **shuffled)() as loader:
+            batches = iter(loader)
+            before = [int(value) for _ in range(20) for value in next(batches)]
+            state = loader.state_dict()
+        new = {**SOURCES, "books": range(5000, 5060)}
+        with mixed({**first, "books": 0}, new, **shuffled)() as loader:
+            loader.load_state_dict(state)
+            begins = loader.reweight({"web": 0.5, "books": 0.4, "code": 0.1})
+            assert begins >= len(before)
+            batches = iter(loader)
+            after = [int(value) for _ in range(20) for value in next(batches)]
+        for k, n in [(0, 40), (2, 90), (5, 60)]:
+            own = [value for value in before + after if value // 1000 == k]
+            assert len({*own[:n]}) == min(n, len(own))  # no sample comes twice within a pass
+        assert not any(value // 1000 == 1 for value in after)
+        assert abs(sum(value // 1000 == 5 for value in after) - 0.4 * len(after)) < 6
+
+    def test_the_blend_changes_within_a_run_that_is_saved_and_killed(self) -> None:
+        """With workers that read ahead: the same samples with and without the restart, whenever it comes."""
+
+        def life(state: Any, steps: int, reweight_at: int, workers: int) -> tuple[list[int], Any]:
+            words = {"num_workers": workers, "method": "thread", "prefetch_factor": 2} if workers else {}
+            with mixed({"code": 1, "math": 1, "web": 1}, **words)() as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                seen, batches = [], iter(loader)
+                for step in range(steps):
+                    if step == reweight_at:
+                        loader.reweight({"code": 1, "web": 5}, at=80)
+                    seen += next(batches).tolist()
+                return seen, loader.state_dict()
+
+        whole, last = life(None, 30, 3, 2)
+        for stop in (4, 8, 19, 20, 21):
+            seen, state = life(None, stop, 3, 2)
+            rest, state = life(state, 30 - stop, -1, 0)
+            assert (seen + rest, state) == (whole, last)
+
+
 class TestCommand:
     def run(self, capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str]:
         code = command([*map(str, words)])

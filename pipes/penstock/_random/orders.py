@@ -296,7 +296,7 @@ class WeightedOrder(PlainOrder):
 
     def choices(self) -> dict[str, Any]:
         """See `PlainOrder.choices`."""
-        return {"weights": (self._next or self._used[0]).digest}
+        return {"next weights": (self._next or self._used[0]).digest}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

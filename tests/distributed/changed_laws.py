@@ -1,0 +1,49 @@
+"""Ranks that change a run differently are told. Each check runs on all ranks together."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from ranks import RANK, WORLD_SIZE, error, gathered, run
+
+import penstock
+from penstock import Loader, Mix
+from penstock.orders import WeightedOrder
+
+
+def other_weights_of_a_mix() -> None:
+    """Seen to fail: without `choices` in the fingerprint."""
+    with Loader.from_dataset(Mix({"a": range(90), "b": range(90)}, {"a": 1, "b": 1}, epoch_size=400), batch_size=2) as loader:
+        next(iter(loader))
+        loader.reweight({"a": 1})
+        penstock.check_ranks(loader)
+        loader.reweight({"a": 1, "b": RANK}, at=100)
+        found = error(lambda: penstock.check_ranks(loader))
+        assert "all stages.stages is" in found
+        assert gathered(found) == [found] * WORLD_SIZE
+
+
+def other_ranges() -> None:
+    with Loader.from_dataset(range(100), batch_size=2, skip=[(50, 60 + RANK)]) as loader:
+        assert "skip[0][1] is 60 on rank 0 and 61 on rank 1" in error(lambda: penstock.check_ranks(loader))
+
+
+def other_weights_of_a_draw() -> None:
+    """Epoch 1 is drawn alike, and epoch 2 is not. Seen to fail: without marks, all epochs come."""
+    order = WeightedOrder([1.0] * 50, 400, seed=3)
+    with Loader.from_dataset(range(50), order=order, batch_size=2) as loader:
+        order.update([2.0] * 25 + [1.0] * 25)
+        seen = [index for batch in loader for index in batch.tolist()]
+        both = gathered(seen)
+        assert both[0] != both[1]
+        order.update([1.0] * 49 + [1.0 + RANK])
+        dist.barrier()
+        found = error(lambda: penstock.check_ranks(loader))
+        assert "next weights is" in found
+        found = error(lambda: list(loader))
+        assert "yields other items on rank" in found, found
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    run([other_weights_of_a_mix, other_ranges, other_weights_of_a_draw])
