@@ -150,8 +150,9 @@ class Grouper(FirstNode[Indices]):
         return self._indices.changes()
 
     def adopt(self, changes: dict[str, Any]) -> None:
-        if changes and self.groups.count:
-            raise ValueError("count=True counts the groups of whole epochs in advance, so nothing may change while the run goes on.")
+        if "skip" in changes or (changes and self.groups.count):
+            why = "count=True counts the groups of whole epochs in advance" if self.groups.count else "groups are made of whole blocks"
+            raise ValueError(f"{why}, so these changes are not possible.")
         self._indices.adopt(changes)
         self._ends = -1, []
 

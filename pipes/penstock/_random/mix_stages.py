@@ -95,6 +95,8 @@ def added_stages(changes: dict[str, Any]) -> list[tuple[int, Weights]]:
     Raises:
         StateError: They are.
     """
+    if changes.keys() - {"stages"}:
+        raise ValueError(f"a mix has stages to change, but not {', '.join(sorted(changes))}.")
     try:
         return [(start, weights) for start, weights in changes.get("stages", ())]
     except (TypeError, ValueError):

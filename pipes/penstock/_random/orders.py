@@ -277,6 +277,8 @@ class WeightedOrder(PlainOrder):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `PlainOrder.adopt`."""
+        if changes.keys() - {"weights"}:
+            raise ValueError("a WeightedOrder has weights to change, and nothing else.")
         since, digest, expected = changes.get("weights", (0, None, None))
         whole_number("since", since, 0)
         latest = self._next or self._used[0]
