@@ -76,6 +76,7 @@ def public() -> dict[str, Any]:
         "Fetch": Fetch(dataset),
         "Filter": penstock.Filter(square),
         "Grouper": penstock.nodes.Grouper(SequentialOrder(3), penstock.Packs([1, 2, 3], 4)),
+        "KeyGrouper": penstock.nodes.KeyGrouper(SequentialOrder(3), penstock.Buckets(keys=[1, 1, 2])),
         "Indices": Indices(0, np.arange(10_000), np.arange(10_000)),
         "IterableSource": penstock.nodes.IterableSource(Stream()),
         "Ledger": penstock.Ledger(loader(infinite=True)),
