@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock import Ledger, Loader, Mix, Packs, Stream
+from penstock import Buckets, Ledger, Loader, Mix, Packs, Stream
 from penstock.__main__ import main
 
 if TYPE_CHECKING:
@@ -247,3 +247,12 @@ def test_a_ledger_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, _, err = shown(file, capsys)
     assert code == 1
     assert "['data'] is damaged: this state of a Ledger is damaged" in err
+
+
+def test_batches_by_key_keep_their_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: it said "and any batch size", beside a batch size that is needed."""
+    with Loader.from_dataset(range(10), groups=Buckets(keys=[0] * 10, batch_size=2)) as loader:
+        next(iter(loader))
+        out = said(loader.state_dict(), tmp_path, capsys)
+    assert "It needs a loader with the same settings: order=sequential, batch_size=2, dataset_length=10, sample_seed=0." in out
+    assert "It loads on any number of ranks, with any number of workers, at this batch size." in out

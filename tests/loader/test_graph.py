@@ -76,7 +76,7 @@ def public() -> dict[str, Any]:
         "Fetch": Fetch(dataset),
         "Filter": penstock.Filter(square),
         "Grouper": penstock.nodes.Grouper(SequentialOrder(3), penstock.Packs([1, 2, 3], 4)),
-        "KeyGrouper": penstock.nodes.KeyGrouper(SequentialOrder(3), penstock.Buckets(keys=[1, 1, 2])),
+        "KeyGrouper": penstock.nodes.KeyGrouper(SequentialOrder(3), penstock.Buckets(keys="aab", batch_size={"a": 2, "b": 1})),
         "Indices": Indices(0, np.arange(10_000), np.arange(10_000)),
         "IterableSource": penstock.nodes.IterableSource(Stream()),
         "Ledger": penstock.Ledger(loader(infinite=True)),

@@ -66,7 +66,7 @@ def test_keys_may_be_anything_hashable(keys):
     buckets = Buckets(keys=keys)
     assert buckets.keys.codes.tolist() == [0, 1, 0, 2]
     assert buckets.settings() == Buckets(keys=list("xyxz")).settings()
-    assert len(buckets) == 4
+    assert len(buckets.keys) == 4
     for other in (copy.deepcopy(buckets), pickle.loads(pickle.dumps(buckets))):
         assert (other.keys.names, other.settings()) == (buckets.keys.names, buckets.settings())
 

@@ -165,7 +165,7 @@ def _ranks(settings: dict[str, Any], at: dict[str, Any]) -> str:
         return "It loads on one rank, with any number of workers."
     if "world_size" not in at:
         return "It loads on any number of ranks, with any number of workers" + (
-            ", and this batch size." if "batch_size" in settings else " and any batch size."
+            ", at this batch size." if "batch_size" in settings else " and any batch size."
         )
     ranks = f"{_said(at['world_size'])} ranks"
     return f"It loads only as rank {_said(at['rank'])} of {ranks}." if "rank" in at else f"It loads only on {ranks}."

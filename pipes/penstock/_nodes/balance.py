@@ -7,7 +7,7 @@ and nothing of it is in the state.
 from __future__ import annotations
 
 from functools import lru_cache
-from heapq import heappop, heapreplace
+from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
@@ -128,7 +128,8 @@ def dealt(costs: Int64s, ranks: int, rank: int) -> Int64s:
     ranked.sort()
     order = ranked & ((1 << bits) - 1)
     shifted = (costs[order] << 6).tolist()
-    sums = [shifted[first] | first for first in range(ranks - 1, -1, -1)]  # ascending, and so a heap
+    sums = [shifted[first] | first for first in range(ranks)]
+    heapify(sums)
     room = [len(costs) // ranks - 1] * ranks
     mine = [rank]
     for number in range(ranks, len(shifted)):

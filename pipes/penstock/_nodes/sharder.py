@@ -50,8 +50,8 @@ class Sharder(IndexNode[T]):
         split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod world_size.
         tail: How to handle a short last round of an epoch. ``"pad"`` fills it with items from the epoch's start, like
             ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one item.
-        balance: The cost of each sample, by index: shape ``(n,)``. The items of one read (a batch, if a `Batcher` is downstream) are then dealt so that they cost
-            about the same on all ranks. All ranks together get the same items as without it, and each rank as many.
+        balance: The cost of each sample, by index: shape ``(n,)``. The items of one read (a batch, if a `Batcher` is downstream), or the samples of a whole round of
+            a `KeyGrouper`, are then dealt so that they cost about the same on all ranks. All ranks together get the same as without it, and each rank as many.
 
     Raises:
         ValueError: On construction or at the first item, on all ranks alike: invalid numbers.
@@ -99,7 +99,8 @@ class Sharder(IndexNode[T]):
 
     def details(self) -> dict[str, Any]:
         rank, world_size = self.ranks()
-        return {"rank": rank, "world_size": world_size, "split": self._split, "tail": self.tail}
+        balance = {} if self._costs is None else {"balance": True}
+        return {"rank": rank, "world_size": world_size, "split": self._split, "tail": self.tail, **balance}
 
     def counted(self, items: int) -> int:
         return share(items, *self.ranks(), self.tail) if self._split == "items" else items

@@ -53,7 +53,7 @@ class Buckets(Shown):
         max_tokens: Limit for the sum of the lengths in a batch, for models that need no padding.
         keys: The key of every sample of the dataset, by index: a list of hashable values, or an array of shape ``(n,)``, or of integers of shape ``(n, k)``,
             whose rows are keys.
-        batch_size: With ``keys``: samples in a batch on each rank, or a dict with a number for each key.
+        batch_size: With ``keys``: samples in a batch on each rank, or a dict with a number for each key. Default: 1.
         short: With ``keys``: see above. Default: ``"carry"``.
         max_samples: By length: limit for the number of samples in a batch; None: no limit.
         block: Number of samples that are planned together. A jump to a position plans one block. Default: by length 8192, by key 2**22. An epoch by key that
@@ -125,10 +125,6 @@ class Buckets(Shown):
                 f"lengths[{longest}] is {self.lengths[longest]}, but a batch is limited to {kinds[0]}={limits[kinds[0]]}. Raise the limit, or drop that sample."
             )
         self._checksum = checksum(np.ascontiguousarray(self.lengths, self.lengths.dtype.newbyteorder("<")).data)
-
-    def __len__(self) -> int:
-        """Samples of the dataset."""
-        return len(self.lengths if self.keys is None else self.keys)
 
     def plan(self, indices: Int64s) -> Groups:
         """The batches by length of a block that consists of these ``indices`` of the dataset. Keyed by the indices, so another order shuffles them differently."""
