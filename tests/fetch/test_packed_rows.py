@@ -95,7 +95,14 @@ class TestARow:
 
     @every_way
     def test_is_the_same_from_every_worker(self, way):
-        data = Documents([3, 2, 5, 1], [[1], [], [2, 1], []], [0, 2, 0, 1])
+        """And from a dataset that loads many at once, with the default written out. Seen to fail: torch's own function, which cannot stack such rows."""
+
+        class Together(Documents):
+            def __getitems__(self, indices):
+                return list(map(self.__getitem__, indices))
+
+        data = Together([3, 2, 5, 1], [[1], [], [2, 1], []], [0, 2, 0, 1])
+        way = {**way, "collate_fn": torch.utils.data.default_collate}
         batches = read(data, Packs(data.lengths, 6, along=AXES, cu_seqlens=True), batch_size=2, **way)
         here = read(data, Packs(data.lengths, 6, along=AXES, cu_seqlens=True), batch_size=2)
         assert len(batches) == len(here) == 1
@@ -173,7 +180,7 @@ class TestArguments:
             ({"images": ([1, 0, 5], 4)}, r"also\['images'\] counts 5 at index 2, but a pack is limited to 4. Raise the limit"),
             (
                 {"images": ([1, 3, 0], 4)},
-                r"also\['images'\] counts 3 at index 1, but its length is 9, above the capacity of 8, and .* never cut. Raise",
+                r"also\['images'\] counts 3 at index 1, but a sequence that takes .* is never cut, and the length there is above the capacity of 8. Raise",
             ),
             (
                 {"images": ({"a": [1, 0, 2]}, 4)},
@@ -190,7 +197,7 @@ class TestArguments:
         """If they are counted, it is known before the first batch. Seen to fail: without that check."""
         with pytest.raises(
             ValueError,
-            match=r"counts 1 at index 1, but its length is 9, above the capacity of 8, and a sequence that takes some of a budget is never cut",
+            match="counts 1 at index 1, but a sequence that takes some of a budget is never cut",
         ):
             Packs([3, 9], 8, also={"images": ([1, 1], 4)}, oversize=oversize)
         Packs([3, 9], 8, also={"images": ([1, 0], 4)})
@@ -198,9 +205,12 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            ({"length": int, "along": {"x": 0}}, "with length= records stay whole. Drop one of them"),
-            ({"length": int, "cu_seqlens": True}, "with length= records stay whole. Drop one of them"),
-            ({"crop": True, "along": {"x": 0}}, "crop=True cuts sequences, but with along= and also= they stay whole"),
+            ({"length": int, "along": {"x": 0}}, "with length= a row is the list of its records. Drop one of them"),
+            ({"length": int, "cu_seqlens": True}, "with length= a row is the list of its records. Drop one of them"),
+            (
+                {"crop": True, "along": {"x": 0}},
+                "crop=True cuts sequences, but those with something in along= or also= must stay whole. Drop one of them",
+            ),
             ({"crop": True, "also": {"x": (len, 3)}}, "crop=True cuts sequences"),
             ({"also": {"x": ([1, 2], 3)}}, r"also\['x'\]=\(\[1, 2\], 3\) must be a tuple of a function of one record and the limit"),
             ({"also": {"x": (len, 0)}}, r"the limit of also\['x'\]=0 must be"),

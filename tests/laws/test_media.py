@@ -110,13 +110,16 @@ def check_packs(seed: int, **way: Any) -> None:
     """All that must hold for one case, with workers or without."""
     rng, case = np.random.default_rng(seed + 10**6), Case.of(seed)
 
-    def loaders(ranks: int, batch: int, **words: Any) -> list[Loader[Any]]:
+    def loaders(ranks: int, batch: int, *, count: bool = False, **words: Any) -> list[Loader[Any]]:
         words = {"batch_size": batch, "shuffle": True, "seed": SEED, **words}
-        return [Loader.from_dataset(case.data, groups=case.packs(), rank=rank, world_size=ranks, **words) for rank in range(ranks)]
+        return [
+            Loader.from_dataset(case.data, groups=case.packs(count=count), rank=rank, world_size=ranks, **words) for rank in range(ranks)
+        ]
 
     expected: dict[tuple[int, int], list[Piece]] = {}
-    (one,) = loaders(1, 3)
+    (one,) = loaders(1, 3, count=True)
     for epoch in range(2):
+        assert len(one) == sum(1 for _ in loaders(1, 3)[0]) or epoch
         for batch in one:
             rows = pieces_of(batch, case.data, case.capacity, epoch)
             case.check_budgets(rows)

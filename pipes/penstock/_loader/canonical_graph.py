@@ -192,8 +192,9 @@ class FromDataset(DataLoaderWords):
         check_together(facts, asked, shares)
 
         default: Callable[[Any], Any] = default_collate if batch_size is not None else default_convert
-        # A __getitems__ may return what only torch's function takes for samples.
-        in_place = collate_fn is None or (collate_fn is default and not facts.has_getitems)
+        # A __getitems__ may return what only torch's function takes for samples; packs are always samples.
+        packs = groups is not None and not is_buckets(groups)
+        in_place = collate_fn is None or (collate_fn is default and (packs or not facts.has_getitems))
         own_collate = None if in_place else collate_fn
         runs_user_code = facts.read != "forward" or not in_place or transform is not None or has_registered()
 

@@ -124,16 +124,12 @@ class Packs(Shown):
             raise ValueError(
                 f"{what} has {sources or len(counts)} counts, but there are {self.sources or len(self.lengths)} lengths. Pass one count for each length, both by source or neither."
             )
-        for wrong, why in ((counts > limit, f"a pack is limited to {limit}"), ((counts > 0) & (self.lengths > self.capacity), "")):
+        never = f"a sequence that takes some of a budget is never cut, and the length there is above the capacity of {self.capacity}"
+        too_long = (counts > 0) & (self.lengths > self.capacity)
+        for wrong, why in ((counts > limit, f"a pack is limited to {limit}"), (too_long, never)):
             if wrong.any():
-                first = int(wrong.argmax())
-                why = (
-                    why
-                    or f"its length is {self.lengths[first]}, above the capacity of {self.capacity}, and a sequence that takes some of a budget is never cut"
-                )
-                raise ValueError(
-                    f"{what} counts {counts[first]} at index {first}, but {why}. Raise the limit, or drop that sample ({int(wrong.sum())} are too large)."
-                )
+                said = f"{what} counts {counts[wrong][0]} at index {int(wrong.argmax())}, but {why}"
+                raise ValueError(f"{said}. Raise the limit, or drop that sample ({int(wrong.sum())} are too large).")
         return counts, limit
 
 

@@ -84,13 +84,12 @@ class Pack(Shown):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
         if whole and (crop or oversize in ("split", "truncate")):
             raise ValueError(f"crop={crop}, oversize={oversize!r} cut sequences, but with length= records stay whole. Drop one of them.")
-        if (whole and (along or cu_seqlens)) or (crop and (along or also)):
-            what = (
-                f"crop={crop} cuts sequences, but with along= and also= they"
-                if crop
-                else "along= and cu_seqlens= are for rows of sequences, but with length= records"
+        if whole and (along or cu_seqlens):
+            raise ValueError(
+                "along= and cu_seqlens= are for sequences, but with length= a row is the list of its records. Drop one of them."
             )
-            raise ValueError(f"{what} stay whole. Drop one of them.")
+        if crop and (along or also):
+            raise ValueError("crop=True cuts sequences, but those with something in along= or also= must stay whole. Drop one of them.")
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
         self.ragged = Ragged.of(along, cu_seqlens)
         self.limits = {name: _limit(name, given) for name, given in (also or {}).items()}
