@@ -1,4 +1,4 @@
-"""Fine-tune a language model on chats: two sources by weight, a chat template, a loss on the answers only, full rows. Killed at any step, it goes on.
+"""For fine-tuning a language model on chats: two sources by weight, a chat template, a loss on the answers only, full rows. Killed at any step, it goes on.
 
 python finetune_chat.py --folder run                                        # then once more, with --resume
 torchrun --nproc-per-node=2 finetune_chat.py --folder run --resume          # on any number of ranks

@@ -1,4 +1,4 @@
-"""Fine-tune a model like Qwen2.5-VL on chats with pictures: packed rows, a second budget for pictures, positions of three rows. Killed at any step, it goes on.
+"""For fine-tuning a model like Qwen2.5-VL on chats with pictures: packed rows, a second budget for pictures, positions of three rows. Killed at any step, it goes on.
 
 python finetune_pictures.py --folder run                                     # then once more, with --resume
 torchrun --nproc-per-node=2 finetune_pictures.py --folder run --resume       # on any number of ranks

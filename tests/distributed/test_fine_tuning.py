@@ -63,7 +63,7 @@ def test_pictures_of_several_resolutions_are_killed_on_two_ranks_and_go_on_with_
 
     Seen to fail: a checkpoint without the loader's state.
     """
-    script = EXAMPLES / "lora_resolutions.py"
+    script = EXAMPLES / "finetune_resolutions.py"
     run_program(script, "--folder", "whole", ranks=2)
     run_program(script, "--folder", "killed", "--die-after", "6", ranks=2, killed=True)
     assert "continues after step 4, in epoch 0" in run_program(script, "--folder", "killed", "--resume")

@@ -1,7 +1,7 @@
-"""Fine-tune an image model on folders of pictures of several sizes: batches of one resolution, repeats, captions dropped, latents computed once.
+"""For fine-tuning an image model on folders of pictures of several sizes: batches of one resolution, repeats, captions dropped, latents computed once.
 
-python lora_resolutions.py --folder run                                     # then once more, with --resume
-torchrun --nproc-per-node=2 lora_resolutions.py --folder run --resume       # on any number of ranks
+python finetune_resolutions.py --folder run                                     # then once more, with --resume
+torchrun --nproc-per-node=2 finetune_resolutions.py --folder run --resume       # on any number of ranks
 
 Folders are named as trainers of LoRA expect them: ``10_dog`` holds pictures of a dog that come ten times in an epoch, each with its caption in a text file.
 The encoder and the model are tiny, and made here. It needs: pip install pillow
