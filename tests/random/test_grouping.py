@@ -183,7 +183,6 @@ def test_nothing_and_the_bounds_are_allowed():
             kind([], 1, block=2**24 + 1)
         with pytest.raises(ValueError, match=r"^lengths\[0\] is 281474976710656"):
             kind([2**48], 2**50)
-    with pytest.raises(ValueError, match="^lengths is a dict, but a mix numbers its sources' samples in the order of their names: pass "):
-        Buckets({"a": [1]}, 1)
+    assert Buckets({"b": [1], "a": [2, 3]}, 9).lengths.tolist() == [2, 3, 1]
     with pytest.raises(ValueError, match="max_padded_size=4611686018427387904 must be"):
         Buckets([], 2**62)

@@ -143,10 +143,6 @@ def by_source(what: str, given: ByIndex, *, whole: bool) -> tuple[npt.ArrayLike,
 
 def checked_lengths(lengths: npt.ArrayLike, *, whole: bool, name: str = "lengths") -> Lengths:
     """``lengths`` as int64, or as float64 unless they must be ``whole``. Not copied if they already have that type."""
-    if isinstance(lengths, Mapping):
-        raise ValueError(
-            f"{name} is a dict, but a mix numbers its sources' samples in the order of their names: pass np.concatenate([one[name] for name in sorted(one)])."
-        )
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
         raise ValueError(
