@@ -31,9 +31,10 @@ def lengths(
 
     Args:
         dataset: Map-style.
-        function: A function of one sample, as the dataset returns it in epoch 0, that returns an integer. It is sent to worker processes once.
-        cache: A file for the result, bound to the dataset and to ``function`` as that of `filtered` is. Delete it when the function's code or the contents of the dataset's
-            files change.
+        function: A function of one sample, as the dataset returns it in epoch 0, that returns an integer. It is sent to
+            worker processes once.
+        cache: A file for the result, bound to the dataset and to ``function`` as that of `filtered` is. Delete it when
+            the function's code or the contents of the dataset's files change.
         num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
         method: ``"process"`` or ``"thread"``.
 
@@ -42,8 +43,9 @@ def lengths(
 
     Raises:
         TypeError: The dataset cannot be read by index, or ``function`` did not return an integer.
-        ValueError: ``dataset`` is a `Mix` or changes with the epoch; the file belongs to another dataset or function, or is damaged; or, with ``cache``, the function is
-            a lambda or a nested function, which cannot be identified.
+        ValueError: ``dataset`` is a `Mix` or changes with the epoch; the file belongs to another dataset or function,
+            or is damaged; or, with ``cache``, the function is a lambda or a nested function, which cannot be
+            identified.
     """
     name = name_of(function, "function")
     if isinstance(dataset, Mix):

@@ -31,34 +31,40 @@ class Packs(Shown):
     Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of sequences longer than ``capacity``), one after
     another, and padding: a dict of the sequences' fields, with ``position_ids``, which start at 0 in each sequence and are 0 in the padding, and
     ``segment_ids``, which number the sequences from 1 and are 0 in the padding. Sequences are 1-D arrays, tensors or lists, whose field is then called
-    ``tokens``, or dicts of them. Empty sequences are skipped. If sequences have ``position_ids``, those are kept: shape ``(length,)``, or ``(k, length)``
-    for k rows of them, which are ``(k, capacity)`` in a pack.
+    ``tokens``, or dicts of them. Empty sequences are skipped. If sequences have ``position_ids``, those are kept: shape
+    ``(length,)``, or ``(k, length)`` for k rows of them, which are ``(k, capacity)`` in a pack.
 
-    *Media.* Fields named in ``along`` are not one per token. Those of a pack are concatenated in the order of its sequences; those of sequence j are at
-    ``<field>_offsets[j]`` to ``[j + 1]`` of the axis (int64). A sequence that has some is never cut. With ``along`` or ``cu_seqlens`` a pack also says which
-    sequences it holds: ``documents``, their indices in the dataset. In a batch, these fields have no dimension for the packs: they continue from one
-    pack to the next, and offsets and ``cu_seqlens`` count through the whole batch.
+    *Media.* Fields named in ``along`` are not one per token. Those of a pack are concatenated in the order of its
+    sequences; those of sequence j are at ``<field>_offsets[j]`` to ``[j + 1]`` of the axis (int64). A sequence that has
+    some is never cut. With ``along`` or ``cu_seqlens`` a pack also says which sequences it holds: ``documents``, their
+    indices in the dataset. In a batch, these fields have no dimension for the packs: they continue from one pack to the
+    next, and offsets and ``cu_seqlens`` count through the whole batch.
 
     Packs are made block by block, by best-fit decreasing. They are 99.6 % full with a block of 1024, documents of 645 tokens on average and packs of
     4096. They change from epoch to epoch along with the order. An epoch has no length unless you set ``count``.
 
     Args:
-        lengths: The length of every sequence of the dataset, by index: integers, shape ``(n,)``. They must be exact. For a `Mix` a dict of them, by source.
+        lengths: The length of every sequence of the dataset, by index: integers, shape ``(n,)``. They must be exact.
+            For a `Mix` a dict of them, by source.
         capacity: Length of a pack.
         block: Number of sequences that are packed together. A jump to a position plans one block, at 4 us per sequence.
         oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``.
         pad: The padding value, or a dict of one per field; fields without one get 0.
         count: Count the packs of an epoch, so that ``len(loader)`` works. This plans the whole epoch, at 4 us per sequence.
-        along: The axis of each field that is concatenated, such as ``{"pixel_values": 0, "image_grid_thw": 0}``. Every sequence must have the field. To
-            leave it out of some, pass an example that is empty along the axis, such as ``torch.empty(0, 1176)``.
-        also: Further budgets, by name: what each sequence takes, by index (integers, shape ``(n,)``), and how much a pack may hold. A sequence that takes some of
-            one is never cut. If the name is that of a field in ``along``, the counts must be the field's sizes.
-        cu_seqlens: Add ``cu_seqlens``, where each sequence begins and, at last, the capacity, and ``max_seqlen``, an ``int``, for attention of
-            variable length: int32, from 0. Padding counts as one more sequence, so every place belongs to one.
+        along: The axis of each field that is concatenated, such as ``{"pixel_values": 0, "image_grid_thw": 0}``. Every
+            sequence must have the field. To leave it out of some, pass an example that is empty along the axis, such as
+            ``torch.empty(0, 1176)``.
+        also: Further budgets, by name: what each sequence takes, by index (integers, shape ``(n,)``), and how much a
+            pack may hold. A sequence that takes some of one is never cut. If the name is that of a field in ``along``,
+            the counts must be the field's sizes.
+        cu_seqlens: Add ``cu_seqlens``, where each sequence begins and, at last, the capacity, and ``max_seqlen``, an
+            ``int``, for attention of variable length: int32, from 0. Padding counts as one more sequence, so every
+            place belongs to one.
 
     Raises:
-        ValueError: A length or a count is negative or not an integer; there is not one for each index; or a sequence is too long for ``oversize="error"`` or because it
-            cannot be cut, or exceeds a budget. The message names its index.
+        ValueError: A length or a count is negative or not an integer; there is not one for each index; or a sequence is
+            too long for ``oversize="error"`` or because it cannot be cut, or exceeds a budget. The message names its
+            index.
     """
 
     __module__ = "penstock"

@@ -111,8 +111,9 @@ def packed_within(takes: Int64s, limits: Int64s) -> Groups:
 def companions(takes: Int64s, limits: Int64s, first: int) -> list[int]:
     """The items of a group that begins with ``first``: the next is always the one that leaves least of the budgets, of the scarce ones above all.
 
-    Measured by the squares of what is left, weighted by how many groups each budget needs ("norm-based greedy" of Panigrahy et al., Heuristics for Vector Bin
-    Packing, 2011). Each number is computed on its own, so that all processors agree on the last bit.
+    Measured by the squares of what is left, weighted by how many groups each budget needs ("norm-based greedy" of
+    Panigrahy et al., Heuristics for Vector Bin Packing, 2011). Each number is computed on its own, so that all
+    processors agree on the last bit.
     """
     scarcity = takes.sum(0) / limits
     space, left, members = limits - takes[first], np.delete(np.arange(len(takes)), first), [first]

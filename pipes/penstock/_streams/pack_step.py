@@ -34,8 +34,9 @@ class Pack(Shown):
 
     A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict of such fields, all of the same length. A
     row is a dict of the fields (a bare sequence is called ``tokens``), padded to the capacity, with ``position_ids``, which restart in each sequence, and
-    ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding. With ``along`` or ``cu_seqlens`` it is a row with media, as `Packs` makes it;
-    its ``documents`` are the numbers of the records in the shard, as in ``penstock.sample().index``.
+    ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding. With ``along`` or ``cu_seqlens`` it is
+    a row with media, as `Packs` makes it; its ``documents`` are the numbers of the records in the shard, as in
+    ``penstock.sample().index``.
 
     *Best fit over a window.* A row begins with the oldest waiting sequence, and is filled with those of the others that leave the least room, one or two at
     a time. With lognormal lengths that fills 99.8 %. At the end of the shard all waiting sequences are packed, longest first; the last row may be half empty.
@@ -51,10 +52,11 @@ class Pack(Shown):
         crop: Cut sequences to fill every row. Not with ``length``.
         oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``. Default: split
             sequences, or truncate them with ``crop``; raise for other records.
-        window: Maximum number of waiting sequences, unless they are tiny: at least two rows of them wait. They are in memory, with their media.
+        window: Maximum number of waiting sequences, unless they are tiny: at least two rows of them wait. They are in
+            memory, with their media.
         along: See `Packs`. Not with ``length`` or ``crop``.
-        also: Further budgets, by name: a function of one record that returns what it takes, and how much a row may hold. As with `Packs`, a record that takes
-            some is never cut. Not with ``crop``.
+        also: Further budgets, by name: a function of one record that returns what it takes, and how much a row may
+            hold. As with `Packs`, a record that takes some is never cut. Not with ``crop``.
         cu_seqlens: See `Packs`. Not with ``length``.
 
     Raises:
