@@ -129,7 +129,7 @@ class TestBySource:
                 Loader.from_dataset(dataset, groups=packs)
         for given, said in (
             ({"a": [1, -1]}, r"lengths\['a'\]\[1\] is -1"),
-            ({"a": {"b": [1]}}, r"lengths\['a'\] is a dict, but a mix"),
+            ({"a": {"b": [1]}}, r"lengths\['a'\] have shape"),
         ):
             with pytest.raises(ValueError, match=said):
                 Packs(given, 8)
