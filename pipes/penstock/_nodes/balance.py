@@ -86,7 +86,7 @@ class Costs:
             each = self.at(lengths)
         else:
             wholes = np.array([whole for pack in packs for whole in pack.wholes], np.int64)
-            each = self.at(np.array([index for pack in packs for index in pack.indices])) * lengths // wholes
+            each = self.at(np.array([index for pack in packs for index in pack.indices])) * lengths // np.maximum(wholes, 1)
         return np.add.reduceat(each, np.cumsum([0] + [len(pack.lengths) for pack in packs[:-1]]))
 
     def at(self, indices: Int64s) -> Int64s:

@@ -70,9 +70,9 @@ class Keys:
 
     def named(self, counts: Int64s, come: Int64s) -> str:
         """The keys with a count above 0, and their counts, in words; first those that do not ``come`` at all."""
-        never = [key for key in np.flatnonzero(counts) if key not in come]
-        others = [key for key in np.flatnonzero(counts) if key in come]
-        return _listed([f"{self.names[key]!r:.80}: {counts[key]:,}{' (all of them)' * (key in never)}" for key in never + others])
+        some = {*come.tolist()}
+        keys = sorted((key in some, key) for key in np.flatnonzero(counts).tolist())
+        return _listed([f"{self.names[key]!r:.80}: {counts[key]:,}{'' if comes else ' (all of them)'}" for comes, key in keys])
 
 
 @final
