@@ -49,9 +49,9 @@ def best(costs: np.ndarray, ranks: int) -> float:
     return max(costs.sum() / ranks, ordered[-1] + ordered[: size - 1].sum())
 
 
-def batches(ranks: int, rank: int, size: int, balance: Any, **words: Any) -> Any:
+def batches(ranks: int, rank: int, size: int, balance: Any, n: int = N, **words: Any) -> Any:
     """The part of a loader's graph that finds the indices of its batches."""
-    loader = Loader.from_dataset(range(N), size, shuffle=True, seed=1, rank=rank, world_size=ranks, tail="drop", balance=balance, **words)
+    loader = Loader.from_dataset(range(n), size, shuffle=True, seed=1, rank=rank, world_size=ranks, tail="drop", balance=balance, **words)
     return loader.root.source
 
 
@@ -88,8 +88,10 @@ def taken_us(node: Any, count: int) -> float:
 
 def cost() -> None:
     print("| us a batch | without | with `balance` |\n|---|---|---|")
+    many = np.tile(COSTS, 20)  # so that 4096 ranks have batches enough
     for ranks, size in ((1, 8), (8, 8), (64, 8), (64, 32), (4096, 8)):
-        both = [taken_us(batches(ranks, 0, size, balance), max(1, min(100, N // ranks // size // 5))) for balance in (None, COSTS)]
+        count = min(100, len(many) // ranks // size // 5)
+        both = [taken_us(batches(ranks, 0, size, balance, len(many)), count) for balance in (None, many)]
         print(f"| {ranks} rank{'s' * (ranks > 1)}, batches of {size} | {both[0]:.1f} | {both[1]:.1f} |")
     for ranks, size in ((8, 4), (64, 4)):
         both = [taken_us(batches(ranks, 0, size, balance, groups=Packs(COSTS, 4096)), 20) for balance in (None, np.square)]
