@@ -527,6 +527,14 @@ def test_batches_share_nothing():
         assert rows.tolist() == [[sign * k] * 2 for k in range(4)]
 
 
+def test_samples_that_torch_would_stack_in_its_own_threads():
+    """From 32,768 numbers on they are written by the piece, or by NumPy; with the same result and the same errors."""
+    rows = [torch.full((200, 60), float(k)) for k in range(5)]
+    check(rows[:3], rows, [*rows[:2], rows[2].double()], [*rows[:2], rows[2][:, :59]], [{"a": one, "b": k} for k, one in enumerate(rows)])
+    check(rows[:3], [one.clone().requires_grad_() for one in rows])
+    check([np.full((200, 60), k) for k in range(3)])
+
+
 # Random structures and changes.
 
 leaf_names = st.sampled_from([name for name in NAMES if name not in ("object", "not a number")])

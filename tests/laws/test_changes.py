@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -417,6 +418,20 @@ class TestSchedules:
             for loader in loaders:
                 loader.close()
 
+    def test_a_round_is_padded_with_the_first_samples_that_are_kept(self) -> None:
+        """On the last of four ranks; and the padding is found again by its address. Seen to fail: with the first samples, which are skipped."""
+        for epoch, skip in ((0, (0, 3)), (1, (9, 13))):
+            kept = [n for n in range(9) if not skip[0] <= 9 * epoch + n < skip[1]]
+            ranks = [Loader.from_dataset(range(9), None, rank=rank, world_size=4, skip=[skip]) for rank in range(4)]
+            for loader in ranks:
+                loader.set_epoch(epoch)
+            came = [list(loader) for loader in ranks]
+            padded = [*kept, *kept][: -(-len(kept) // 4) * 4]
+            assert came == [padded[rank::4] for rank in range(4)]
+            assert [loader.load(loader.last) for loader in ranks] == [one[-1] for one in came]
+            for loader in ranks:
+                loader.close()
+
     def test_a_whole_epoch_and_more(self) -> None:
         """An endless loader goes on behind them; a loop over a skipped epoch is empty. Seen fail: the error for an epoch without a batch."""
         with Loader.from_dataset(range(10), batch_size=4, skip=[(8, 31)], infinite=True) as loader:
@@ -601,6 +616,16 @@ class TestCommand:
             ledger.load_state_dict(json.loads((tmp_path / "run.json.skip").read_text()))
             assert [int(next(ledger)[1]) for _ in range(7)] == [0, 2, 3, 4, 5, 9, 10]
 
+    def test_of_torchs_former_format(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Seen to fail: it was taken for JSON."""
+        file = tmp_path / "run.pt"
+        with Loader.from_dataset(range(50), batch_size=2) as loader:
+            checkpoint = {"model": torch.ones(2), "loader": loader.state_dict()}
+            torch.save(checkpoint, file, _use_new_zipfile_serialization=False)
+            assert self.run(capsys, "state", file, "--skip", "2:6")[0] == 0
+            loader.load_state_dict(torch.load(f"{file}.skip")["loader"])
+            assert [batch.tolist() for batch in islice(loader, 2)] == [[0, 1], [6, 7]]
+
     def test_a_sampler_counts_no_samples(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "run.json"
         with Loader.from_dataset(range(50), sampler=[3, 1, 2]) as loader:
@@ -666,6 +691,20 @@ class TestDrawWeights:
                 state, epoch, taken = loaders[0].state_dict(), epoch + 1, 0
             for loader in loaders:
                 loader.close()
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_an_update_within_an_epoch_waits_for_the_next(self, workers: int) -> None:
+        """Seen to fail: an update that changes the epoch that runs."""
+        order = penstock.orders.WeightedOrder(self.weights(0), self.N, seed=2)
+        words: dict[str, Any] = {"num_workers": workers, "method": "thread"} if workers else {}
+        with Loader.from_dataset(Numbers(self.N), order=order, batch_size=3, **words) as loader:
+            rows = []
+            for number, batch in enumerate(loader):
+                rows += batch.tolist()
+                if number == 4:
+                    order.update(self.weights(1))
+            assert rows == self.drawn(0, 0)
+            assert [row for batch in loader for row in batch.tolist()] == self.drawn(1, 1)
 
     def test_what_was_loaded_ahead_is_loaded_again(self) -> None:
         """Epoch 1 is in progress before the update, because the sampler is read a whole epoch ahead of the last batch of epoch 0."""

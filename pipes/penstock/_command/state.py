@@ -59,7 +59,7 @@ def states(path: str, key: str | None) -> list[tuple[tuple[Any, ...], Any]]:
         StateError: There is none, or the file cannot be read.
         OSError: There is no such file.
     """
-    return _chosen(_loaded(path), path, key)
+    return _chosen(_loaded(path)[0], path, key)
 
 
 def _chosen(whole: Any, path: str, key: str | None) -> list[tuple[tuple[Any, ...], Any]]:
@@ -95,13 +95,14 @@ def skip(path: str, key: str | None, ranges: list[tuple[int, int]], output: str,
     try:
         if os.path.lexists(output):
             raise StateError(f"{output} exists. Name a new file with --output.")
-        whole = _loaded(path)
+        whole, is_json = _loaded(path)
         found = _chosen(whole, path, key)
         for _, state in found:
             _add(state, ranges)
-        if _is_json(path):
+        if is_json:
+            text = json.dumps(whole)
             with open(output, "x") as file:
-                json.dump(whole, file)
+                file.write(text)
         else:
             torch.save(whole, output)
     except (OSError, ValueError, RecursionError) as exc:
@@ -186,13 +187,8 @@ def _states(one: Any, names: tuple[Any, ...], seen: set[int]) -> Iterator[tuple[
         yield from _states(value, (*names, key), seen)
 
 
-def _is_json(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) != b"PK"
-
-
-def _loaded(path: str) -> Any:
-    """The file's contents: JSON, or what ``torch.load`` returns without unpickling anything but tensors and plain data.
+def _loaded(path: str) -> tuple[Any, bool]:
+    """The file's contents, and whether they are JSON: otherwise what ``torch.load`` returns without unpickling anything but tensors and plain data.
 
     Raises:
         StateError: It is neither.
@@ -203,9 +199,10 @@ def _loaded(path: str) -> Any:
         file.seek(0)
         text = b"" if is_zip else file.read(2**28)
     with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return json.loads(text), True
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # mapped, so that tensors are not read
+        # Mapped, so that tensors are not read.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip), False
     except Exception as exc:
         raise StateError(
             f"{path} is neither JSON nor a torch.save file that contains only tensors and plain data ({type(exc).__name__}: {str(exc).partition(chr(10))[0]}). Other objects "

@@ -133,6 +133,13 @@ class Filler(Protocol):
         """The batch of this field, of ``rows`` samples."""
 
 
+def _filled(filler: Filler, column: Sequence[Any]) -> Any:
+    filler.add(column)
+    if filler.fell_back():
+        raise OtherStructure
+    return filler.finish(len(column))
+
+
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
     """A view as an array; for a dtype that NumPy lacks, of its bits. Raises if the tensor is more than plain memory."""
     return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
@@ -150,11 +157,7 @@ class _ListField:
         return _ListField(self.kind, self.path)
 
     def whole(self, column: Sequence[Any]) -> Any:
-        field = self.filler(iter(()))
-        field.add(column)
-        if field.fell_back():
-            raise OtherStructure
-        return field.finish(len(column))
+        return _filled(self.filler(iter(())), column)
 
     def add(self, column: Sequence[Any]) -> None:
         self.column.extend(column)
@@ -201,7 +204,8 @@ class _TensorField:
 
     def whole(self, column: Sequence[Any]) -> Any:
         first = column[0]
-        if self.kind is torch.Tensor and type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested:
+        plain = self.kind is torch.Tensor and type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested
+        if plain and first.numel() * len(column) <= _UNDIVIDED:
             return torch.stack(list(column))  # as torch does
         rows = torch.empty((len(column), *self.shape), dtype=self.dtype, device="cpu")
         self.write(column, rows)
@@ -311,13 +315,9 @@ class _NumbersField:
     def filler(self, memory: Iterator[torch.Tensor]) -> _Numbers:
         return _Numbers(self, next(memory))
 
-    def whole(self, column: Sequence[Any]) -> list[Any]:
+    def whole(self, column: Sequence[Any]) -> Any:
         shape, dtype = (len(column), len(self.paths)), torch.float64 if self.kind is float else torch.int64
-        field = _Numbers(self, torch.empty(shape, dtype=dtype, device="cpu"))
-        field.add(column)
-        if field.fell_back():
-            raise OtherStructure
-        return field.finish(len(column))
+        return _filled(_Numbers(self, torch.empty(shape, dtype=dtype, device="cpu")), column)
 
 
 class _Numbers:

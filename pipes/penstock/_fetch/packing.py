@@ -255,10 +255,14 @@ class Rows:
             raise ValueError(f"sequence {document} has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}.")
         return rest, parts
 
+    def has_any(self, parts: Mapping[str, Any]) -> str | None:
+        """The name of one of these parts that is not empty, if there is one."""
+        assert self._ragged is not None
+        return next((name for name, (axis, _) in self._ragged.along.items() if parts[name].shape[axis]), None)
+
     def check_uncut(self, document: int, parts: Mapping[str, Any]) -> None:
         """Refuse sequence ``document``, which is longer than a row, if it has any of these parts."""
-        assert self._ragged is not None
-        if name := next((name for name, (axis, _) in self._ragged.along.items() if parts[name].shape[axis]), None):
+        if name := self.has_any(parts):
             raise ValueError(
                 f"sequence {document} is longer than the capacity of {self._capacity}, but has a field {name!r}: such sequences are never cut. Raise the capacity, or drop that "
                 f"sequence, for example with {'penstock.filtered' if self._within == 'pack' else 'a Filter'}."

@@ -500,7 +500,7 @@ class Loader(FromDataset, Generic[T]):
         """The settings that ``state`` depends on. Later stages of a mix may still change."""
         if self._settings is None:
             self._settings = json.loads(json.dumps(self._reader.positions.settings()))
-        here = self._reader.positions.settings_at(state)
+        here = self._reader.positions.settings_at(state)  # None: a setting that is not compared here, because it may change yet
         return {name: value for name, value in {**self._settings, **here}.items() if value is not None or name not in here}
 
     def _check_length(self) -> None:

@@ -76,8 +76,10 @@ class RunChanges:
         """See `Loader.reweight`."""
         first = self._first
         if not first.grain:
+            settings = first.facts.settings
+            by_key = " in Buckets by key, whose rounds are planned ahead" if settings.get("groups") == "keys" else ""
             raise ValueError(
-                f"reweight changes the weights of a penstock.Mix, but this loader reads {first.facts.settings.get('order', 'an iterable')!r}."
+                f"reweight changes the weights of a penstock.Mix, but this loader reads {settings.get('order', 'an iterable')!r}{by_key}."
             )
         with self._reader.still():
             planned = self._planned(known=at is not None)

@@ -157,10 +157,7 @@ class Grouper(FirstNode[Indices]):
         self._ends = -1, []
 
     def begin(self, place: State) -> bool:
-        if not self._indices.begin(place | {"position": place["block"]}):
-            raise GraphError(
-                "the order was updated, but groups are planned ahead by the weights that it was built with. Build a new loader."
-            )
+        self._indices.begin_block(place["epoch"], place["block"] + (place["taken"] > 0))
         return True
 
     def passed(self, place: State) -> int:

@@ -141,6 +141,13 @@ class KeyGrouper(FirstNode[Indices]):
             place = {"position": (block + bool(rounds)) * self.groups.block if is_count(block) else None}
         return self._indices.settings_at(epoch, place)
 
+    def begin(self, place: State) -> bool:
+        self._indices.begin_block(place["epoch"], place["block"] + bool(place["rounds"]))
+        return True
+
+    def choices(self) -> dict[str, Any]:
+        return self._indices.choices()
+
     def seek(self, place: State) -> State:
         self._plans.resume()
         self._indices.seek(place)
@@ -171,15 +178,8 @@ class KeyGrouper(FirstNode[Indices]):
         for counts, what in ((rounds.left_out, "left out"), (rounds.repeated, "repeated")):
             if counts.any():
                 named = self._keys.named(counts, rounds.keys)
-                log.warning(
-                    "Buckets with short=%r, world size %d: of %s, %d samples are %s, by key: %s.",
-                    self._keys.short,
-                    ranks,
-                    of,
-                    counts.sum(),
-                    what,
-                    named,
-                )
+                short = self._keys.short
+                log.warning(f"Buckets with {short=}, world size {ranks}: of {of}, {counts.sum()} samples are {what}, by key: {named}.")
 
 
 @final

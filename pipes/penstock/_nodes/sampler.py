@@ -183,6 +183,19 @@ class Sampler(FirstNode[Indices]):
         self._changed, self._read_as = order.state is not self._read_as, order.state
         return not self._changed
 
+    def begin_block(self, epoch: int, block: int) -> None:
+        """`begin`, for who plans whole blocks of the order ahead, by what it was when that was built.
+
+        Raises:
+            GraphError: It was changed since.
+        """
+        if isinstance(order := self.order, PlainOrder):
+            order.begin(epoch, block)
+            if order.state is not self._read_as:
+                raise GraphError(
+                    "the order was updated, but groups are planned ahead by the weights that it was built with. Build a new loader."
+                )
+
     def passed(self, place: State) -> int:
         begin = place["origin"] - place.get("left", 0) if self.facts.carries_over_epochs else place["epoch"] * self._n
         return int(begin + place["position"])

@@ -131,11 +131,14 @@ class Packs(Shown):
                 f"{what} has {sources or len(counts)} counts, but there are {self.sources or len(self.lengths)} lengths. Pass one count for each length, both by source or neither."
             )
         never = f"a sequence that takes some of a budget is never cut, and the length there is above the capacity of {self.capacity}"
-        too_long = (counts > 0) & (self.lengths > self.capacity)
-        for wrong, why in ((counts > limit, f"a pack is limited to {limit}"), (too_long, never)):
+        for wrong, why in (
+            (counts > limit, f"a pack is limited to {limit}. Raise the limit"),
+            ((counts > 0) & (self.lengths > self.capacity), f"{never}. Raise the capacity"),
+            ((counts > 0) & (self.lengths == 0), "the length there is 0, and such a sequence is left out. Correct the length"),
+        ):
             if wrong.any():
                 said = f"{what} counts {counts[wrong][0]} at index {int(wrong.argmax())}, but {why}"
-                raise ValueError(f"{said}. Raise the limit, or drop that sample ({int(wrong.sum())} are too large).")
+                raise ValueError(f"{said}, or drop that sample ({int(wrong.sum())} are of that kind).")
         return counts, limit
 
 

@@ -36,7 +36,8 @@ class Pack(Shown):
     row is a dict of the fields (a bare sequence is called ``tokens``), padded to the capacity, with ``position_ids``, which restart in each sequence, and
     ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding. With ``along`` or ``cu_seqlens`` it is
     a row with media, as `Packs` makes it; its ``documents`` are the numbers of the records in the shard, as in
-    ``penstock.sample().index``.
+    ``penstock.sample().index``. A step behind it that adds a field must keep the row, ``row["x"] = …``: in a batch, plain
+    dicts made of such rows would be stacked, and their offsets would not count through the batch.
 
     *Best fit over a window.* A row begins with the oldest waiting sequence, and is filled with those of the others that leave the least room, one or two at
     a time. With lognormal lengths that fills 99.8 %. At the end of the shard all waiting sequences are packed, longest first; the last row may be half empty.
@@ -134,6 +135,10 @@ class Pack(Shown):
             else:
                 fields = rows.fields(record)
                 whole = len(next(iter(fields.values())))
+                if not whole and (any(more.takes) or (more.document[1] and rows.has_any(more.document[1]))):
+                    raise ValueError(
+                        "a record has no place for a token, but something in along= or also=, which would be left out. Drop it with a Filter."
+                    )
                 if whole > self.capacity:
                     if self.oversize == "error" or any(more.takes):
                         self._refuse(whole, more.takes)
