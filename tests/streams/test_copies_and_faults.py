@@ -148,8 +148,9 @@ def taken_away(real: Callable[[], None], path: str, to: str) -> None:
 def cut_on_the_disk(real: Callable[[], None], path: str, to: str) -> None:
     for copy in Path(to).parent.glob("penstock-1-*"):
         if not copy.name.endswith((".part", ".lock", ".notes")):
-            copy.unlink(missing_ok=True)  # its inode stays for who reads it
-            copy.write_bytes(b"cut")
+            part = Path(tempfile.mkdtemp(dir=copy.parent.parent)) / copy.name
+            part.write_bytes(b"cut")
+            part.replace(copy)  # the inode stays for who reads it; written in place, a copy that has just arrived would be cut under its reader
     real()
 
 
