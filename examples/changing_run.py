@@ -1,4 +1,4 @@
-"""For a run that changes while it runs: a new source, other weights, larger batches, a skipped range, and draws that follow the model.
+"""For a run that changes while it runs: a new source, other weights, larger batches, a skipped range, draws that follow the model, and files that arrive.
 
 python changing_run.py        # needs: pip install torch-penstock
 """
@@ -44,6 +44,19 @@ def take(loader: penstock.Loader[list[str]], samples: int) -> Counter[str]:
     return seen
 
 
+def files(many: int) -> penstock.Loader[list[int]]:
+    """The records of so many files, of which there will be more."""
+    data = penstock.Stream(
+        [f"file {k}" for k in range(many)],
+        lambda name: [f"{name}/{k}" for k in range(3)],
+        epoch_size=30,
+        lanes=1,
+        grow=True,
+        bookmarks=False,
+    )
+    return penstock.Loader.from_dataset(data, batch_size=3, collate_fn=list)
+
+
 def main() -> None:
     """Four lives of one run, each resumed from the state of the last one."""
     with mixed("web") as loader:
@@ -69,6 +82,14 @@ def main() -> None:
             order.update(losses)
         hard = sum(int((batch >= 50).sum()) for batch in draws)
     print(f"{hard} of 100 draws are of the half that is not learned yet")
+
+    with files(3) as stream:
+        batches = iter(stream)
+        print("three files:", next(batches))
+        state = stream.state_dict()
+    with files(4) as stream:  # one has arrived
+        stream.load_state_dict(state)
+        print("four files, once the pass over three is through:", *stream)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import killed_changes as changes
+import killed_growth as growth
 import pytest
 from chain import DATA, new_loader, write_tars
 from killed_keys import KEYS
@@ -159,7 +160,7 @@ def test_lanes_survive_a_worker_and_a_rank(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ranks_that_change_a_run_differently_are_told(run_program: Callable[..., str]) -> None:
     """Each law is a function of changed_laws.py, seen to fail as it says there."""
-    assert len(re.findall(r"good: \w+\n", run_program(HERE / "changed_laws.py", ranks=2))) == 3
+    assert len(re.findall(r"good: \w+\n", run_program(HERE / "changed_laws.py", ranks=2))) == 4
 
 
 @pytest.mark.soak
@@ -192,6 +193,27 @@ def test_a_run_changes_in_each_life_under_torchrun(tmp_path: Path) -> None:
             kept = [place for place in kept if not any(begin <= place < end for begin, end in changes.SKIP)]
         assert step["sequence"] == [whole[place] for place in kept[:size]]
         at = kept[size - 1] + 1
+
+
+def test_files_become_more_in_each_life_and_a_rank_is_killed(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """What each life delivers is what one rank without workers delivers, which finds the files at the same sample. Seen to fail: without the changes in the state."""
+    lives = [(range(9), 3, 99, 7), (range(9, 14), 2, 12), (range(14, 15), 1, 12)]
+    for files, ranks, *words in lives:
+        growth.write(tmp_path, files)
+        run_program(HERE / "killed_growth.py", tmp_path, *words, ranks=ranks, killed=len(words) > 1)
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert len(steps) == 7 + 12 + 12
+    (tmp_path / "alone").mkdir()
+    state, whole = None, list[int]()
+    for (files, *_), samples in zip(lives, (12 * 7, 12 * 12, 12 * 12), strict=True):
+        growth.write(tmp_path / "alone", files)
+        with growth.new_loader(tmp_path / "alone", batch_size=None) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            whole += [int(value) for _, value in zip(range(samples), loader, strict=False)]
+            state = loader.state_dict()
+    assert [value for step in steps for value in step["sequence"]] == whole
+    assert max(whole) // 1000 == 14
 
 
 def test_keys_are_the_same_on_all_ranks_and_survive_a_rank(tmp_path: Path, run_program: Callable[..., str]) -> None:

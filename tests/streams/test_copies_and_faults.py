@@ -150,7 +150,9 @@ def cut_on_the_disk(real: Callable[[], None], path: str, to: str) -> None:
         if not copy.name.endswith((".part", ".lock", ".notes")):
             part = Path(tempfile.mkdtemp(dir=copy.parent.parent)) / copy.name
             part.write_bytes(b"cut")
-            part.replace(copy)  # the inode stays for who reads it; written in place, a copy that has just arrived would be cut under its reader
+            part.replace(
+                copy
+            )  # the inode stays for who reads it; written in place, a copy that has just arrived would be cut under its reader
     real()
 
 

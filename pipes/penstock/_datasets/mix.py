@@ -189,6 +189,10 @@ def _check_sources(datasets: Any) -> None:
         raise TypeError(f"a mix takes a dict of datasets by name, such as {{'web': …, 'code': …}}, not {datasets!r:.80}.")
     for name, dataset in datasets.items():
         facts = DatasetFacts.of(dataset)
+        if facts.grows:
+            raise ValueError(
+                f"the source {name!r} has grow=True, but a mix counts on the passes over each source. Leave it out, and add what has come as one more source, with reweight; or read {name!r} alone."
+            )
         if facts.length is None:
             raise TypeError(
                 f"the source {name!r} is a {facts.name}, which cannot be read by index. A mix needs __getitem__ and __len__ to resume anywhere."

@@ -42,6 +42,7 @@ class DatasetLike(Protocol):
         sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads are refused, and a reader thread reads it only
             while the consumer waits.
         shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A state loads only if it is the same.
+        grows: Later runs may find more of it, behind what there is; see `Shards`.
         source_lengths: The names and lengths of the datasets that the indices count through, one after another in the order of their names.
     """
 
@@ -49,6 +50,7 @@ class DatasetLike(Protocol):
     forward_cuts: int | None
     sets_worker_info: bool
     shard_names: str | None
+    grows: bool
     source_lengths: dict[str, int] | None
 
     def __len__(self) -> int:
@@ -121,6 +123,8 @@ class DatasetFacts:
         self.name = type(dataset).__name__
         if read is not None:
             self.read = read
+        self.grows = getattr(dataset, "grows", False) is True
+        """Whether later runs may find more of it; set by the loader as well."""
 
     @classmethod
     def of(cls, dataset: Any) -> DatasetFacts:

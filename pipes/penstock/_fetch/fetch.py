@@ -136,6 +136,8 @@ class Fetch(Shown):
 
     def settings(self) -> dict[str, Any]:
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""
+        if self.facts.grows:
+            return {}  # its source says them
         length = self.facts.length
         return {**({} if length is None else {"dataset_length": length}), **self.facts.names}
 

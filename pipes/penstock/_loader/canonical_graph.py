@@ -20,6 +20,7 @@ from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.balance import Costs
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
+from penstock._nodes.growing_sampler import growing
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -77,6 +78,7 @@ class FromDataset(DataLoaderWords):
         order: Order | None = None,
         skip: Iterable[Sequence[int]] = (),
         groups: Packs | Buckets | None = None,
+        grow: bool = False,
         transform: Callable[[Any], Any] | None = None,
         seed: int | None = None,
         method: Literal["thread", "process", "ray"] = "process",
@@ -132,6 +134,8 @@ class FromDataset(DataLoaderWords):
                 ranks. For data with an order.
             groups: `Packs` packs samples to a fixed length; `Buckets` makes batches of similar lengths. Excludes ``sampler`` and
                 ``batch_sampler``; `Buckets` also excludes ``batch_size`` and ``drop_last``.
+            grow: A state that was saved when the dataset was shorter loads. The epoch that had begun ends with the samples of then, and the next one has all: so what is added must come
+                behind what there is. For a map-style dataset; `Shards`, `Stream` and formats have the argument themselves.
             seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of ``torch.manual_seed``.
             plan_ahead: Read a copy of the sampler for the next epoch during this one; see `SamplerWrapper`.
             infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
@@ -187,7 +191,7 @@ class FromDataset(DataLoaderWords):
             )
         costs = None if balance is None else Costs(balance, None if is_buckets(groups) else cast("Packs | None", groups))
         its_seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
-        asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite, skip)
+        asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite, skip, grow)
         shares = Shares(batch_size, drop_last, rank, world_size, mesh, split, tail, costs)
         check_together(facts, asked, shares)
 
@@ -275,6 +279,8 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
         return _stream(facts, asked.seed, shares.split, seed_global_rngs), shares
     if asked.given is not None:
         return _sampled(asked, shares)
+    if facts.grows and facts.lanes is None:
+        return growing(facts, shuffle=asked.shuffle, seed=asked.seed), shares
     if asked.order is None:
         facts.samples()
         order = facts.order(shuffle=asked.shuffle, seed=asked.seed)

@@ -135,14 +135,18 @@ class GraphReader(Generic[T]):
 
     def refresh(self) -> None:
         """Give the workers new copies of the dataset and its functions. Batches in flight are loaded again."""
-        for node in self.root.chain():
-            if isinstance(node, ParallelMapper):
-                node.executor.refresh()
+        self.renew_workers()
         if self.cursor.stands is not GraphPosition.AWAY:
             self._check_graph()
             self.cursor.lost()  # until the reset is done, because an exception may interrupt it
             self.root.reset(self.cursor.graph_state)
             self.cursor.graph_was_reset()
+
+    def renew_workers(self) -> None:
+        """Give the workers new copies when they start next, after a reset."""
+        for node in self.root.chain():
+            if isinstance(node, ParallelMapper):
+                node.executor.refresh()
 
     def advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""

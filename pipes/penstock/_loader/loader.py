@@ -25,7 +25,7 @@ from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions
-from penstock._loader.run_changes import RunChanges, changes_in
+from penstock._loader.run_changes import RunChanges
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
 from penstock._loader.title import title
 from penstock._nodes.cycler import Cycler
@@ -320,7 +320,7 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._runs.roll_back()
         state = parsed(state_dict)
-        before = self._changes.adopt(changes_in(state))
+        before = self._changes.adopt(self._changes.of(state))
         try:
             changed = changes(state["settings"], self._settings_at(state["state"]))
             if changed and strict is not False:
@@ -334,6 +334,7 @@ class Loader(FromDataset, Generic[T]):
             else:
                 inner = state["state"]
                 self.root.check(inner)
+            self._changes.resume_at(inner)
         except BaseException:
             self._changes.adopt(before)
             raise

@@ -64,6 +64,8 @@ _lengths: dict[str, set[int | None]] = {}  # of the sources of all loaders with 
 def dealt_twice(first: FirstNode[Any]) -> str:
     """Why ranks may get different items from ``first``, and what to do."""
     name = _name_of(first)
+    if first.why_ranks_differ is not None:
+        return first.why_ranks_differ
     if name == _STREAM:
         return (
             "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded alike on every rank. Let it yield the same "
@@ -78,7 +80,7 @@ def dealt_twice(first: FirstNode[Any]) -> str:
 
 def _name_of(first: FirstNode[Any]) -> str:
     source = source_of(first)
-    return _STREAM if source is first else type(source).__name__
+    return _STREAM if source is first and first.why_ranks_differ is None else type(source).__name__
 
 
 _STREAM: Final = "A Stream"

@@ -43,6 +43,27 @@ class RunChanges:
             self._saved = packed(self._first.changes())
         return self._saved
 
+    def of(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The changes of the run that saved ``state``, which is parsed.
+
+        Raises:
+            StateError: They are damaged.
+        """
+        return {**self._first.presumed(state["settings"]), **changes_in(state)}
+
+    def resume_at(self, state: Any) -> None:
+        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
+        if (at := place_of(state)) is not None:
+            before = self._first.changes()
+            with self._reader.still():
+                self._first.resume_at(*at)
+            self._changed_from(before)
+
+    def _changed_from(self, before: dict[str, Any]) -> None:
+        self._saved = None
+        if before.get("grow") != self._first.changes().get("grow"):
+            self._reader.renew_workers()  # the copy of a stream that each of them has finds its shards itself
+
     def adopt(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Have these changes, and no others. Returns those before.
 
@@ -52,7 +73,6 @@ class RunChanges:
         """
         before: dict[str, Any] = self._first.changes()
         if changes != before:
-            self._saved = None
             try:
                 with self._reader.still():
                     self._first.adopt(changes)
@@ -62,6 +82,8 @@ class RunChanges:
                 raise StateMismatch(
                     f"the run that saved this state had changed {', '.join(map(str, changes))}, which this loader cannot do: {exc}"
                 ) from None
+            finally:
+                self._changed_from(before)
         return before
 
     def told(self, state: Any) -> str:

@@ -133,6 +133,7 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
 
 
 _REMEDIES: Final = {
+    **dict.fromkeys(("dataset_length", "shards"), " (for data that have more behind what there was: grow=True)"),
     "held": " (a step holds this; its settings() may say what counts instead)",
     "skip": " (of the ranges to skip, those that begin before the state: what was delivered cannot be skipped, and what was skipped is not delivered)",
     "sample_seed": " (pass the same seed on every rank: samples draw different numbers anyway, by their position)",

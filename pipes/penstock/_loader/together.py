@@ -29,6 +29,7 @@ class Asked(NamedTuple):
     plan_ahead: bool
     infinite: bool
     skip: Any
+    grow: bool
 
     @property
     def given(self) -> Any:
@@ -121,10 +122,27 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
         raise ValueError(
             "split='within' splits each batch of a batch_sampler across ranks, but there is no batch_sampler. Pass one, or leave split out."
         )
+    if asked.grow or facts.grows:
+        _check_grow(facts, asked)
     if asked.groups is not None:
         _check_groups(asked.groups, facts, asked, shares)
     if shares.costs is not None:
         _check_balance(shares.costs, facts, asked, shares)
+
+
+def _check_grow(facts: DatasetFacts, asked: Asked) -> None:
+    """Refuse ``grow`` where the length of an epoch, or what an index means, depends on more than the dataset; and tell ``facts`` of it."""
+    others = {"a sampler": asked.given, "order": asked.order, "groups": asked.groups, "skip": asked.skip or None}
+    if (other := next((name for name, value in others.items() if value is not None), None)) is not None:
+        raise ValueError(
+            f"grow=True lets epochs grow with {facts.name}, but {other} was made for its present length. Leave one of the two out."
+        )
+    if not facts.grows and (facts.read != "by index" or facts.names or facts.own_order(shuffle=False, seed=0) is not None):
+        raise ValueError(
+            f"grow=True compares the length of a map-style dataset, but {facts.name} has shards, a subset's indices, an order of its own, or no length. Pass grow=True to its Shards or Stream, "
+            f"if it is one; if it is a Mix, add a source; otherwise build a new loader without a state."
+        )
+    facts.grows = True
 
 
 def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares) -> None:

@@ -197,6 +197,7 @@ class FirstNode(IndexNode[T]):
     dealt_to: DealtTo | None = None  # set by a `Sharder` that deals the items
     grain = 0  # see `PlainOrder`
     skips: Skips | None = None  # what is passed over; None if its samples cannot be counted since the start of training
+    why_ranks_differ: str | None = None  # see `PlainOrder`
     has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:
@@ -260,6 +261,13 @@ class FirstNode(IndexNode[T]):
         """
         if changes:
             raise ValueError(f"a {type(self).__name__} cannot change what comes.")
+
+    def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """See `PlainOrder.presumed`."""
+        return {}
+
+    def resume_at(self, epoch: int, place: State | None) -> None:
+        """A run goes on at ``place`` of ``epoch``; None: at its end."""
 
     def passed(self, place: State) -> int:
         """The samples of training before ``place``, on all ranks together; more, if later ones are planned together with those.

@@ -64,6 +64,7 @@ class Sampler(FirstNode[Indices]):
         self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
         # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
         self._marks = order.marks if isinstance(order, PlainOrder) else None
+        self.why_ranks_differ = order.why_ranks_differ if isinstance(order, PlainOrder) else None
         # Each protocol is asked once, because Python 3.11 takes 10 us to answer.
         self._planned = order if isinstance(order, PlannedOrder) else None
         scheduled, continuing = isinstance(order, ScheduledOrder), isinstance(order, ContinuingOrder)
@@ -170,6 +171,13 @@ class Sampler(FirstNode[Indices]):
         else:
             super().adopt(of_order)
         self._adopted, self.skips, self._ahead, self._next = ranges, skips, _NOT_READ, _NOT_READ
+
+    def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return self.order.presumed(settings) if isinstance(self.order, PlainOrder) else {}
+
+    def resume_at(self, epoch: int, place: State | None) -> None:
+        if isinstance(self.order, PlainOrder) and place is not None:
+            self.order.resume_at(self.passed(place))
 
     @property
     def runs_ahead(self) -> bool:

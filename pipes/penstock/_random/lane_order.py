@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock._random.permutation import Int64s
 
 MOST_LANES: Final = 2**16
+PASSES: Final = 2**32
+"""More passes than there ever are over one list of shards; see `GrowingDeal`."""
 
 
 @final
@@ -55,6 +57,14 @@ class Deal:
         pass_, place = divmod(deal, self.shards)
         return pass_, self._order_of(pass_)[place]
 
+    def after(self, deal: int, first: int) -> int:
+        """The deal that a lane gets after ``deal``, whose first item is number ``first`` of that lane."""
+        return deal + self.lanes
+
+    def shards_with(self, deal: int) -> int:
+        """How many shards are dealt in the pass of ``deal``."""
+        return self.shards
+
     def opens(self, pass_: int) -> Opens:
         """The shards of a pass."""
         places = np.arange(self.shards)
@@ -81,7 +91,6 @@ _PASSES = 4
 """How many orders of passes to keep: lanes drift apart, so two or three passes are read at the same time."""
 
 
-@final
 class InterleavedOrder(PlainOrder):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
 

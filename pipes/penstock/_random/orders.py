@@ -32,11 +32,13 @@ class PlainOrder(Shown):
     Attributes:
         grain: Of a mix: its stages start at a multiple of this. 0: it is none.
         marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None if there is nothing of the kind.
+        why_ranks_differ: What to say and to do if they are not the same; None: see `dealt_twice`.
     """
 
     _n: int
     _said: dict[str, Any]
     marks: Callable[[], tuple[int, ...]] | None = None
+    why_ranks_differ: str | None = None
     grain = 0
 
     def __len__(self) -> int:
@@ -69,7 +71,14 @@ class PlainOrder(Shown):
             ValueError: This order cannot have them.
         """
         if changes:
-            raise ValueError(f"a {type(self).__name__} has no stages.")
+            raise ValueError(f"a {type(self).__name__} has none{' without grow=True' if 'grow' in changes else ''}.")
+
+    def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The changes of a run whose state, with these ``settings``, was saved when its loader could not have any. They may be damaged."""
+        return {}
+
+    def resume_at(self, sample: int) -> None:
+        """A run goes on at this sample of training."""
 
     @property
     def state(self) -> Any:
@@ -212,6 +221,8 @@ class WeightedOrder(PlainOrder):
     """
 
     __module__ = "penstock.orders"
+
+    why_ranks_differ = "The weights differ: call its update with the same weights on every rank."
 
     def __init__(self, weights: npt.ArrayLike, num_samples: int, seed: int = 0) -> None:
         self._n = checked_length(num_samples, "num_samples")

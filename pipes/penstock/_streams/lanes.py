@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.held import EndOfWalk
+from penstock._random.lane_order import PASSES
 from penstock._streams.open_shards import most_files
 from penstock._streams.progress import LINE_S, Progress
 from penstock._workers.lifetime import Closing
@@ -26,6 +27,7 @@ from penstock._workers.lifetime import Closing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock._random.growth import GrowingDeal
     from penstock._random.lane_order import Deal
     from penstock._streams.bookmarks import Bookmarks
     from penstock._streams.steps import ShardRun
@@ -57,7 +59,7 @@ class Lanes(EndOfWalk):
 
     def __init__(
         self,
-        deal: Deal,
+        deal: Deal | GrowingDeal,
         run: Callable[[int, int, Closing], ShardRun],
         known: Bookmarks,
         *,
@@ -183,7 +185,7 @@ class _Lane:
         if self._run.read_ahead():
             return
         if self._ahead is None:
-            pass_, shard = self._lanes.deal[self._deal + self._lanes.deal.lanes]
+            pass_, shard = self._lanes.deal[self._lanes.deal.after(self._deal, self._first)]
             self._lanes.known.outputs(shard, pass_, rely=False)  # looks at the version of the file before it is opened
             self._ahead = self._lanes.run(shard, pass_, self._lanes.closing)
         self._ahead.read_ahead()
@@ -269,18 +271,22 @@ class _Lane:
             self._empty.add(deal[self._deal][1])
         elif self._empty:
             self._empty = set()
-        self._deal, self._first = self._deal + deal.lanes, self._next  # in one line, because Ctrl-C may come between two lines
-        if len(self._empty) == deal.shards:
+        here, self._deal, self._first = (
+            self._deal,
+            deal.after(self._deal, self._first),
+            self._next,
+        )  # in one line, because Ctrl-C may come between two lines
+        if len(self._empty) == (shards := deal.shards_with(here)):
             self._rewind()
             raise ValueError(
-                f"none of the {deal.shards} shards, which lane {self._lane} has read one after another, yielded any output. Check what the steps drop, and "
+                f"none of the {shards} shards, which lane {self._lane} has read one after another, yielded any output. Check what the steps drop, and "
                 f"whether the shards have records."
             )
 
     @property
     def _label(self) -> str:
         pass_, shard = self._lanes.deal[self._deal]
-        return f"{self._lanes.label(shard)}, pass {pass_}"
+        return f"{self._lanes.label(shard)}, pass {pass_ % PASSES}"
 
 
 class _Search:

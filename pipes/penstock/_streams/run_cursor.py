@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.sample import Cursor, Sample, current
+from penstock._random.lane_order import PASSES
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sample_rng import epoch_word
 from penstock._random.splitmix import GAMMA, mixed
@@ -21,15 +22,15 @@ class PassFacts:
     Attributes:
         seed: Seed of the shard: a hash of the seed and the shard's number.
         shard: The shard, as the user gave it.
-        pass_: The pass over the shards.
+        pass_: The pass over the shards, counted from 0 whenever there are more of them.
         drew_randomness: Whether a step may have used ``pass_`` or ``seed``.
     """
 
     __slots__ = ("drew_randomness", "pass_", "seed", "shard")
 
     def __init__(self, seed: int, pass_: int, number: int, shard: Any) -> None:
-        self.seed = mixed(epoch_word(seed, number) + 5 * GAMMA) >> 1
-        self.pass_ = pass_
+        era, self.pass_ = divmod(pass_, PASSES)
+        self.seed = mixed(epoch_word(seed, number + era * PASSES) + 5 * GAMMA) >> 1
         self.shard = shard
         self.drew_randomness = False
 

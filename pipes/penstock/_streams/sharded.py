@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 from torch.utils.data import Dataset, Subset
 
 from penstock._arguments import Shown, whole_number
+from penstock._fetch.dataset_facts import SHARD_NAMES
 from penstock._files.paths import CopyOptions, Reach, kept_in, listed, reached
 from penstock._streams.from_copies import FromCopies
 from penstock._streams.shard_names import names_of
@@ -38,6 +39,7 @@ class FormatOptions(StreamOptions, CopyOptions, total=False):
 
     window: int
     epoch_size: int | None
+    grow: bool
 
 
 class FileOptions(CopyOptions, total=False):
@@ -51,9 +53,11 @@ class Sharded(Shown, Dataset[Any]):
 
     Attributes:
         refused: What to say about arguments that only the other one has.
+        grows: Whether later runs may find more shards; see `Shards`.
     """
 
     refused: ClassVar[dict[str, str]]
+    grows = False
 
     def __init__(
         self,
@@ -91,9 +95,26 @@ class Sharded(Shown, Dataset[Any]):
     @property
     def shard_names(self) -> str | None:
         """A checksum of the shard names, in the order given; see `Fetch`. None if the shards are only numbers."""
+        return self._names(len(self.shards))
+
+    def _names(self, many: int) -> str | None:
+        """The same of the first ``many`` shards."""
         if isinstance(self.shards, range):
             return None
-        return names_of(self.shards.files if isinstance(self.shards, Pieces) else self.shards)
+        if isinstance(self.shards, Pieces):
+            return names_of(self.shards.files[: int(self.shards.file_numbers[many - 1]) + 1 if many else 0])
+        return names_of(self.shards[:many])
+
+    def _said(self, many: int) -> dict[str, Any]:
+        """Settings that identify the first ``many`` shards."""
+        return {"shards": many, "dataset_length": len(self), **({} if (names := self._names(many)) is None else {SHARD_NAMES: names})}  # type: ignore[arg-type]
+
+    def _check_grow(self, grow: bool, lanes: int | None) -> bool:
+        if grow and lanes is None:
+            raise ValueError(
+                "grow=True needs lanes=, because the default depends on the number of shards, and must stay as it is. Pass what the run has, or a multiple of the number of ranks."
+            )
+        return grow
 
     def copy_statistics(self) -> CopyStatistics | None:
         """Statistics about the copies of the files; None if there are no copies."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, final
 
 import numpy as np
 
+from penstock._random.growth import Parts
 from penstock._random.shard_order import ShardOrder, usual_lanes
 from penstock._streams.open_shards import OpenShards, reads_forward
 from penstock._streams.schedule import schedule_of
@@ -45,6 +47,7 @@ class Shards(Sharded):
         name: What error messages call a shard.
         settings: JSON that must match when a state is loaded, in addition to the counts: anything else that determines which records there are.
         transform: Applied to each record where it is loaded: decoding, augmentation. Its random numbers are those of the sample (``penstock.sample().rng``).
+        grow: A state that was saved when there were fewer shards loads, if they were the first of these. The epoch that had begun ends with those, and the next one has all. Requires ``lanes``.
         **files: How files are reached, none of which is part of the state. ``storage_options``: passed to the fsspec file system that reads or copies paths with ``://``: keys, an endpoint,
             headers. ``cache_dir``: a folder on a local disk for copies of shards that are files, shared by all processes of this host and kept for later runs; ``open`` is then called with the
             path of the copy, or with the shard itself if there is no room or its version cannot be determined. ``max_cache_size``: the limit for all copies in that folder
@@ -76,9 +79,11 @@ class Shards(Sharded):
         name: str = "shard",
         settings: dict[str, Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        grow: bool = False,
         **files: Unpack[FileOptions],
     ) -> None:
         super().__init__(shards, open, name, settings, transform, files)
+        self.grows = self._check_grow(grow, lanes)
         if counts is None:
             raise ValueError(
                 "counts=None: the order needs the number of records in each shard. Pass counts=; or write an index of the files once, with "
@@ -139,18 +144,38 @@ class Shards(Sharded):
 
     def order(self, *, shuffle: bool, seed: int) -> ShardOrder:
         """The order of the records; see `DatasetLike`."""
-        if shuffle:
-            order = ShardOrder(self.counts, self._cuts, self._window, seed)
-        else:
-            order = ShardOrder(self.counts, self._cuts_unshuffled, shuffle=False)
-        if self._settings is not None:
-            order.say(data=self._settings)
+        order = self._order_of(len(self.shards), shuffle=shuffle, seed=seed)
         self._open.schedule = schedule_of(self.shards, order.opens, order.cuts)
         self._open.owned = reads_forward(self._opener)
         if self._open.owned:
             # In lanes that `ShardOrder` cuts out of an epoch, whose end is known. Tells the loader to give each to one worker.
             self.forward_cuts: int | None = order.cuts
         return order
+
+    def _order_of(self, many: int, *, shuffle: bool, seed: int) -> ShardOrder:
+        """The order of the records of the first ``many`` shards."""
+        counts = self.counts[:many]
+        cuts, window = (self._cuts, self._window) if shuffle else (self._cuts_unshuffled, 0)
+        order = ShardOrder(counts, cuts, window, seed if shuffle else 0, shuffle=shuffle)
+        if self._settings is not None:
+            order.say(data=self._settings)
+        return order
+
+    def parts(self, *, shuffle: bool, seed: int) -> Parts:
+        """Its shards, as what grows."""
+        self.order(shuffle=shuffle, seed=seed)
+
+        def so_many(length: int) -> int | None:
+            many = int(np.searchsorted(self._ends, length, side="right"))
+            return many if length == (self._ends[many - 1] if many else 0) else None
+
+        order = functools.partial(self._order_of, shuffle=shuffle, seed=seed)
+        return Parts(len(self.shards), "shards", order, self._said, so_many)
+
+    def _said(self, many: int) -> dict[str, Any]:
+        said = {**super()._said(many), "dataset_length": int(self.counts[:many].sum())}
+        del said["shards"]
+        return said
 
     def read_by_all(self) -> None:
         """Called by a loader that does not follow `order`, or has no fixed workers: then no lane belongs to a single worker."""

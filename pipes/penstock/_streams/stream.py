@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from penstock._arguments import shortened, whole_number
 from penstock._fetch.error_policy import mark_of_stream
+from penstock._random.growth import GrowingDeal, GrowingLanes, Growth
 from penstock._random.lane_order import Deal, InterleavedOrder
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
@@ -79,6 +80,8 @@ class Stream(Sharded):
             machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints. Bookmarks affect only how long a resume takes.
         retries: How many times in a row to reopen a shard after an ``OSError``, with growing pauses.
         on_error: ``"skip"`` skips records that cannot be read, and the rest of a shard from its first error on (all of it, if it is missing), with a warning.
+        grow: A state that was saved when there were fewer shards loads, if they were the first of these. Each lane reads its share of the pass that it has begun, and goes on with all shards,
+            whose passes are counted from 0 again. Requires ``lanes``, and a list of shards.
         **files: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``ahead``: see `Shards`.
 
     Raises:
@@ -110,6 +113,7 @@ class Stream(Sharded):
         bookmarks: str | os.PathLike[str] | bool = True,
         retries: int = 3,
         on_error: Literal["raise", "skip"] = "raise",
+        grow: bool = False,
         **files: Unpack[FileOptions],
     ) -> None:
         self._shares: WorkerShares | None = None
@@ -127,7 +131,14 @@ class Stream(Sharded):
         self._skips = on_error == "skip"
         self._seeks = has_start(self._opener)
         self._keys = ShardKeys(self.shards, getattr(self._opener, "by_fsspec", False))
-        self._deal = Deal(len(self.shards), usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes)
+        self._deal: Deal | GrowingDeal = Deal(len(self.shards), usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes)
+        if grow and self._shares is not None:
+            raise ValueError(
+                f"grow=True is for a list of shards, but {self._shares.name} is read as it is. Leave it out, or pass shards and open."
+            )
+        self.grows = self._check_grow(grow, lanes)
+        self._taken_by: object = None
+        self._growth = Growth(len(self.shards), "shards", self._said) if grow else None
         self.forward_lanes = self._deal.lanes  # tells the loader to give each lane to one worker
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
         # The shard that an index refers to depends on the order, so there is only one order, and nothing can be read before it is set.
@@ -196,19 +207,27 @@ class Stream(Sharded):
             raise ValueError(
                 f"shuffle=True cannot shuffle {self._shares.name}, which is read from its beginning. Leave it out, and shuffle in the dataset (by set_epoch), or with steps=[penstock.Shuffle(…)]."
             )
-        said = {"shards": len(self.shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
+        said = {"steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = shortened(step_values(self._steps))
         if self._settings is not None:
             said["data"] = self._settings
+        take = functools.partial(self._take, shuffle, seed, object())
+        if self._growth is not None:
+            return GrowingLanes(self.forward_lanes, self._length, said, take, self._growth, self._dealt)
         note = None if self._shares is None else self._shares.marks
-        return InterleavedOrder(self.forward_lanes, self._length, said, functools.partial(self._take, shuffle, seed), note)
+        return InterleavedOrder(self.forward_lanes, self._length, {"shards": len(self.shards), **said}, take, note)
 
-    def _take(self, shuffle: bool, seed: int) -> None:
+    def _take(self, shuffle: bool, seed: int, by: object) -> None:
+        if self._growth is not None and by is not (self._taken_by or by):
+            raise ValueError(
+                "this Stream with grow=True is already used by a loader, whose state says which shards it reads. Create a separate Stream for another loader; they share their bookmarks."
+            )
+        self._taken_by = by
         if not self._ordered:
             self._deal = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed)
-            self._schedule = None if self._shares is not None else schedule_of(self.shards, self._deal.opens, self._deal.lanes)
             self._ordered = True
+            self._dealt()
             # A named shard is bound to its file by its key; for a numbered shard, `open` must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._opener)])
         elif (shuffle, seed) != (self._deal.shuffle, self._deal.seed):
@@ -216,6 +235,14 @@ class Stream(Sharded):
                 f"shuffle={shuffle}, seed={seed}: this Stream is already used by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and both determine which "
                 f"record an index refers to. Create a separate Stream for another loader; they share their bookmarks."
             )
+
+    def _dealt(self) -> None:
+        """Read by the deal as it is now."""
+        self.close()
+        self._read_by = {}
+        if self._growth is not None:
+            self._deal = GrowingDeal(self._growth.eras, self._deal.lanes, shuffle=self._deal.shuffle, seed=self._deal.seed)
+        self._schedule = None if self._shares is not None else schedule_of(self.shards, self._deal.opens, self._deal.lanes)
 
     def close(self) -> None:
         for lanes in self._read_by.values():

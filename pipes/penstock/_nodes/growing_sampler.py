@@ -1,0 +1,113 @@
+"""GrowingSampler: indices of data that grow. An epoch is over what there was when it began."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._nodes.index_node import Facts, FirstNode
+from penstock._nodes.node import State, fields
+from penstock._nodes.sampler import Sampler
+from penstock._random.growth import WHY, Growth, Parts
+from penstock._random.orders import SequentialOrder, ShuffledOrder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from penstock._fetch.dataset_facts import DatasetFacts
+    from penstock._fetch.indices import Indices
+    from penstock._random.order import Order
+
+
+def growing(facts: DatasetFacts, *, shuffle: bool, seed: int) -> GrowingSampler:
+    """The source of a dataset that `grows`: of its own parts, or else of its samples."""
+    if (own := getattr(facts.dataset, "parts", None)) is not None:
+        return GrowingSampler(own(shuffle=shuffle, seed=seed))
+
+    def order(samples: int) -> Order:
+        return ShuffledOrder(samples, seed) if shuffle else SequentialOrder(samples)
+
+    return GrowingSampler(Parts(facts.samples(), "samples", order, lambda samples: {"dataset_length": samples}, lambda samples: samples))
+
+
+@final
+class GrowingSampler(FirstNode["Indices"]):
+    """A `Sampler` for each number of parts, of which an epoch uses one.
+
+    Args:
+        parts: Of the dataset, as they are now.
+    """
+
+    has_notes = True
+    why_ranks_differ = WHY
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.growth = Growth(parts.now, parts.noun, self._said)
+        self._samplers: dict[int, Sampler] = {}
+        now = self._of(parts.now).facts.settings
+        # Ranks that have found different data are to be compared, so only what all numbers of parts have in common goes into the settings.
+        super().__init__(Facts({name: value for name, value in now.items() if name not in ("length", "counts")}))
+
+    def details(self) -> dict[str, Any]:
+        return {"order": self._of(self._parts.now).order}
+
+    def start(self, epoch: int, after: State | None = None) -> State:
+        return {"epoch": epoch, "position": 0}
+
+    def left(self, place: State) -> int:
+        return self._at(place["epoch"]).left(place)
+
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Indices, State]:
+        return self._at(place["epoch"]).read(place, n, every, first)
+
+    def peek(self, place: State, positions: np.ndarray) -> Indices:
+        return self._at(place["epoch"]).peek(place, positions)
+
+    def check(self, state: Any) -> None:
+        self._at(fields(state, epoch=int, position=int)["epoch"]).check(state)
+
+    def passed(self, place: State) -> int:
+        epoch = place["epoch"]
+        begun = [era for era in self.growth.eras if era[0] < epoch]
+        ends = [since for since, _ in begun[1:]] + [epoch]
+        whole = sum((end - since) * self._of(parts).left(self.start(since)) for (since, parts), end in zip(begun, ends, strict=True))
+        return int(whole + place["position"])
+
+    def seek(self, place: State) -> State:
+        return self._at(place["epoch"]).seek(place)
+
+    def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
+        return self._said(self.growth.at(epoch))
+
+    def changes(self) -> dict[str, Any]:
+        return self.growth.changes()
+
+    def choices(self) -> dict[str, Any]:
+        return self.growth.choices()
+
+    def note(self, place: State) -> tuple[int, ...]:
+        return self.growth.marks()
+
+    def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        length = settings.get("length")
+        parts = self._parts.parts(length) if isinstance(length, int) else None
+        return {} if parts is None else {"grow": [[0, parts]]}
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        self.growth.adopt(changes)
+
+    def resume_at(self, epoch: int, place: State | None) -> None:
+        self.growth.goes_on(epoch if place == self.start(epoch) else epoch + 1)
+
+    def _at(self, epoch: int) -> Sampler:
+        return self._of(self.growth.at(epoch))
+
+    def _of(self, parts: int) -> Sampler:
+        found = self._samplers.get(parts)
+        if found is None:
+            found = Sampler(self._parts.order(parts))
+            self._samplers = {**dict([*self._samplers.items()][-1:]), parts: found}  # of two epochs, because the next one is read ahead
+        return found
+
+    def _said(self, parts: int) -> dict[str, Any]:
+        return {**self._of(parts).facts.settings, **self._parts.said(parts)}
