@@ -71,7 +71,7 @@ def test_detection_is_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, lau
     """Both ranks take as many batches; validation has each picture once, on any number of ranks.
 
     The rest of the interrupted epoch fills rounds for one rank, so there its pictures, pixels and boxes are compared whatever their order. Seen to fail: a
-    checkpoint without the loader's state; a flip drawn from torch's generator; validation with ``tail="pad"``.
+    checkpoint without the loader's state; a flip drawn from an unseeded generator; validation with ``tail="pad"``.
     """
     run = partial(launch, EXAMPLES / "detection.py", "--folder")
     assert re.findall(r"epoch (\d).* on (\d+) pictures", run("whole", ranks=2)) == [("0", "21")] * 2 + [("1", "21")] * 2
@@ -95,7 +95,7 @@ def test_detection_is_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, lau
 def test_asynchronous_checkpoints_are_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, launch: Callable[..., str]) -> None:
     """The kill comes while a checkpoint is being written, right after the call. So the run continues after that one, or the one before.
 
-    Seen to fail: with the state that the loader has when the next checkpoint is due, that is, after the upload.
+    Seen to fail: with the state that the loader has when the next checkpoint is due, after the upload: five steps were skipped.
     """
     run = partial(launch, EXAMPLES / "async_checkpoint.py", "--folder")
     run("whole")
