@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import killed_changes as changes
 import killed_growth as growth
+import killed_start as start
 import pytest
 from chain import DATA, new_loader, write_tars
 from killed_keys import KEYS
@@ -227,6 +228,28 @@ def test_keys_are_the_same_on_all_ranks_and_survive_a_rank(tmp_path: Path, run_p
         assert len({KEYS[index] for hand in step["hands"] for index in hand}) == 1
     assert sorted(index for step in steps for hand in step["hands"] for index in hand) == list(range(len(KEYS)))
     assert json.loads(steps[-1]["state"]["penstock"])["state"]["source"]["block"] == 1
+
+
+def test_a_source_that_starts_at_step_1000_stops_no_rank(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """4 ranks, of which one is killed just after the source began; then 3 ranks, to the end of the epoch. A round comes where its last sample stands.
+
+    Seen to fail: with rounds that are planned for one rank, and with rounds in the order of their first samples.
+    """
+    run_program(HERE / "killed_start.py", tmp_path, start.STEP + 4, ranks=4, killed=True)
+    run_program(HERE / "killed_start.py", tmp_path, ranks=3)
+    lives = [[(tmp_path / f"ranks-{n}-{rank}.jsonl").read_text().splitlines() for rank in range(n)] for n in (4, 3)]
+    steps = [[json.loads(line) for line in step] for life in lives for step in zip(*life, strict=True)]
+    keys = [{start.KEYS[picture] for hand in step for picture in hand["pictures"]} for step in steps]
+    assert all(len(of_all_ranks) == 1 for of_all_ranks in keys)
+    lasts = [max(position for hand in step for position in hand["positions"]) for step in steps]
+    assert (at := len(lives[0][0])) == start.STEP + 5
+    assert lasts[:at] == sorted(lasts[:at])
+    assert lasts[at:] == sorted(lasts[at:])
+    assert {source for step in keys[: start.STEP - start.SHAPES] for source, _ in step} == {"base"}
+    assert "large" in {source for step in keys[start.STEP : start.STEP + 5] for source, _ in step}
+    seen = sorted(pair for step in steps for hand in step for pair in zip(hand["positions"], hand["pictures"], strict=True))
+    with Loader.from_dataset(start.mix(), start.EPOCH, shuffle=True, seed=5) as plain:
+        assert seen == [*enumerate(next(iter(plain)).tolist())]
 
 
 def test_two_streams_are_divided_over_the_ranks(run_program: Callable[..., str]) -> None:

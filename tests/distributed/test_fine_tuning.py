@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,17 @@ def test_chats_are_killed_on_two_ranks_and_go_on_with_one(tmp_path: Path, run_pr
     run_program(script, "--folder", "trainer", "--trainer", "--die-after", "10", killed=True)
     run_program(script, "--folder", "trainer", "--trainer", "--resume")
     assert by_step(tmp_path / "trainer", 1, 1, 25) == whole
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed: pip install trl")
+def test_chats_are_killed_and_go_on_in_trls_trainer(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """The rows are those of the plain loop. Seen to fail: without the callback."""
+    run_program(EXAMPLES / "finetune_chat.py", "--folder", "whole")
+    script = Path(__file__).parent / "killed_sft.py"
+    run_program(script, "--folder", "killed", "--die-after", "10", killed=True)
+    run_program(script, "--folder", "killed", "--resume")
+    assert len((tmp_path / "killed" / "rows-0.jsonl").read_text().splitlines()) == 10 + 16
+    assert by_step(tmp_path / "killed", 1, 1, 25) == by_step(tmp_path / "whole", 1, 1, 25)
 
 
 def test_chats_with_pictures_are_killed_on_two_ranks_and_go_on_with_one(tmp_path: Path, run_program: Callable[..., str]) -> None:

@@ -36,6 +36,7 @@ IMPORTS = {
     "lightning": ["torch._dynamo", "lightning.pytorch", "lightning.fabric"],
     "accelerate": ["accelerate"],
     "transformers": ["torch._dynamo", "transformers.trainer"],
+    "SFTTrainer": ["trl.trainer.sft_trainer"],
     "datasets": ["datasets"],
     "pyarrow": ["pyarrow.parquet"],
     "torch_geometric": ["torch_geometric"],
