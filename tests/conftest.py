@@ -59,9 +59,6 @@ def fonts() -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):
         wake_the_accelerator()
-    state: Any = np.random.get_state()
-    if state[3]:  # a test before has left half of a pair of normal deviates, and then nobody can watch this generator
-        np.random.set_state((*state[:3], 0, 0.0))
     in_step._started.clear()  # a loader that another test has left in the middle of an epoch is in step with nobody here
     with ExitStack() as stack:
         stack.enter_context(no_leaks())

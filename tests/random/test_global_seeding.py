@@ -288,7 +288,9 @@ def both_ways(request, monkeypatch):
         monkeypatch.setattr(global_rng, "torch_twister", lambda: None)
 
 
-@pytest.mark.parametrize("kept", [lambda: random.gauss(0, 1), lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)])
+@pytest.mark.parametrize(
+    "kept", [lambda: random.gauss(0, 1), np.random.randn, lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)]
+)
 def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
     """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end; `look` without
     ``gauss_next``; `TorchMemory.read` without the deviates."""
@@ -316,16 +318,32 @@ def test_the_generator_of_torch_is_found():
         assert (twister.read() == global_rng.TorchMemory(torch.Generator().manual_seed(seed)).read()) is True
 
 
-def test_where_a_deviate_is_kept_nothing_is_said():
-    """Seen to fail: `look` without the test of ``state[3]``."""
+def test_a_deviate_that_numpy_keeps_is_seen_whenever_it_comes_and_goes():
+    """Its memory does not show that. Seen to fail: `look` that asks only if the memory has changed."""
     watch = GlobalRngSnapshot()
     np.random.seed(1)
+    looks = [watch.look()]
+    for _ in range(4):  # every second one is kept
+        np.random.randn()
+        looks.append(watch.look())
+        assert watch.look() is looks[-1]
+    assert None not in looks
+    assert len({str(look.numpy) for look in looks}) == 5
+
+
+def test_draws_in_threads_are_seen_though_numpy_keeps_a_deviate(caplog):
+    """Seen to fail: a watch that does not look as long as there is one."""
+    np.random.seed(1)
     np.random.randn()
-    assert watch.look() is None
-    np.random.randn()
-    assert watch.look() is not None
-    np.random.randn()
-    assert watch.look() is None
+
+    def drawing(sample):
+        return sample + np.random.randn()
+
+    with (
+        Loader.from_dataset(range(64), batch_size=4, num_workers=2, method="thread", transform=drawing) as loader,
+        pytest.warns(UserWarning, match="draw"),
+    ):
+        list(loader)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 16])

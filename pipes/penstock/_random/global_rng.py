@@ -113,11 +113,11 @@ class States(NamedTuple):
     """The states of the three global generators.
 
     Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or the result of ``random.getstate``.
-    NumPy's is the memory of its own (624 words and a position). Torch's is the result of `TorchMemory.read` or ``get_state``.
+    NumPy's is the memory of its own (624 words and a position), and whether it keeps a deviate, and which. Torch's is the result of `TorchMemory.read` or ``get_state``.
     """
 
     python: tuple[Any, ...]
-    numpy: bytes
+    numpy: tuple[bytes, int, float]
     torch: tuple[Any, ...]
 
 
@@ -127,13 +127,14 @@ class GlobalRngSnapshot:
 
     ``numpy.random.get_state`` takes 30 us, ``random.getstate`` 8 and torch's ``get_state`` 4, so the generators are compared as raw memory: NumPy's at the
     address that it publishes, those of Python and torch behind the object header, and only after checking that they are there. That memory is read and never written. NumPy may keep
-    a normal deviate for the next call outside that memory; if there may be one, `look` returns None.
+    a normal deviate for the next call outside that memory; as long as there is one, a look asks NumPy.
 
     Their 8 KB are read only if one of a few words changed, their *marks*. A draw moves the position; a seed, a loaded state and a refill change all words.
     """
 
     def __init__(self) -> None:
         self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep no deviate
+        self._with_deviate: bytes | None = None  # when it was last known to keep one, which may have been used, or put back, since
         self._marked: Any = None  # NumPy's generator, for which `_parts` were found
         self._parts: list[memoryview] = []  # none: they are not where we expect them
         self._marks: tuple[bytes, Any] = b"", None
@@ -150,22 +151,28 @@ class GlobalRngSnapshot:
         marks = b"".join(self._parts), _python.gauss_next
         if self._states is None or marks != self._marks or not self._parts:
             self._states, self._marks = self._read(generator), marks
+        elif self._states.numpy[0] == self._with_deviate and (states := self._read(generator)) != self._states:
+            self._states = states
         return self._states
 
     def _read(self, generator: Any) -> States | None:
         twister = numpy_twister(generator)
         if twister is None:
             return None
-        memory = twister.tobytes()
-        if memory != self._without_deviate:
+        memory, deviate = twister.tobytes(), (0, 0.0)
+        if memory != self._without_deviate or memory == self._with_deviate:
             state: Any = np.random.get_state()
-            if state[3] or _numpy_state(memory)[1].tobytes() != state[1].tobytes() or _numpy_state(memory)[2] != state[2]:
+            deviate = state[3:]
+            if _numpy_state(memory)[1].tobytes() != state[1].tobytes() or _numpy_state(memory)[2] != state[2]:
                 return None
-            self._without_deviate = memory
+            if deviate[0]:
+                self._with_deviate = memory
+            else:
+                self._without_deviate = memory
         found, of_torch = python_twister(), torch_twister()
         return States(
             random.getstate() if found is None else (found[1].tobytes(), found[0].gauss_next),
-            memory,
+            (memory, *deviate),
             (torch.default_generator.get_state().numpy().tobytes(),) if of_torch is None else of_torch.read(),
         )
 
@@ -173,7 +180,7 @@ class GlobalRngSnapshot:
     def put_back(states: States) -> None:
         """Set the generators to ``states``."""
         random.setstate((3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python)
-        np.random.set_state(_numpy_state(states.numpy))
+        np.random.set_state(_numpy_state(*states.numpy))
         state = states.torch[0] if len(states.torch) == 1 else _torch_state(states.torch)
         torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
@@ -289,6 +296,6 @@ def _python_words(memory: bytes) -> tuple[int, ...]:
     return (*words, place)
 
 
-def _numpy_state(memory: bytes) -> tuple[str, np.ndarray, int, int, float]:
+def _numpy_state(memory: bytes, has_deviate: int = 0, deviate: float = 0.0) -> tuple[str, np.ndarray, int, int, float]:
     words = np.frombuffer(memory, np.uint32)
-    return "MT19937", words[:_WORDS], int(words[_WORDS]), 0, 0.0
+    return "MT19937", words[:_WORDS], int(words[_WORDS]), has_deviate, deviate
