@@ -253,3 +253,35 @@ def test_later_stages_of_a_mix_are_compared_and_cannot_be_added():
         pytest.raises(ValueError, match="this loader reads 'mix' in Buckets by key, whose rounds are planned ahead"),
     ):
         loader.reweight({"b": 1})
+
+
+class TestKeysBySource:
+    """A mix counts through its sources by name, whatever their order in a dict."""
+
+    KEYS = {"web": ["tall", "wide", "tall"], "code": np.array([[1, 2], [1, 2]])}
+
+    def loader(self, keys):
+        mix = Mix({"web": ["w0", "w1", "w2"], "code": ["c0", "c1"]}, {"web": 3, "code": 2}, epoch_size=30)
+        return Loader.from_dataset(mix, groups=Buckets(keys=keys, batch_size=2, short="drop"), collate_fn=list)
+
+    def test_are_those_of_the_mix(self):
+        """Seen to fail: the names of the sources taken for keys."""
+        of_sample = {"w0": "tall", "w1": "wide", "w2": "tall", "c0": (1, 2), "c1": (1, 2)}
+        with self.loader(self.KEYS) as loader, self.loader([(1, 2), (1, 2), "tall", "wide", "tall"]) as flat:
+            batches = list(loader)
+            assert batches == list(flat)
+        assert len(batches) > 10
+        for batch in batches:
+            assert len({of_sample[sample] for sample in batch}) == 1
+
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"web": ["tall"] * 3}, r"keys is a dict by source, but Mix has .*: missing are \['code'\]"),
+            ({"web": ["tall"] * 2, "code": [1, 2]}, r"of another number are \{'web': 2\}. Pass one key for each sample"),
+            ({0: "tall", 1: "wide"}, r"unknown are \['0', '1'\]"),
+        ],
+    )
+    def test_that_are_others_are_refused(self, keys, said):
+        with pytest.raises(ValueError, match=said):
+            self.loader(keys)

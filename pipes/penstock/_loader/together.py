@@ -159,7 +159,7 @@ def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares
             "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
         )
     if groups.sources is not None:
-        _check_sources(groups.sources, facts)
+        _check_sources("key" if isinstance(groups, Buckets) and groups.keys is not None else "length", groups.sources, facts)
     keys = groups.keys if isinstance(groups, Buckets) else None
     of_each, what = (groups.lengths, "length") if keys is None else (keys, "key")
     if len(of_each) != facts.samples():
@@ -207,14 +207,14 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
         )
 
 
-def _check_sources(given: dict[str, int], facts: DatasetFacts) -> None:
-    """Refuse lengths by source that are not those of the mix."""
+def _check_sources(what: str, given: dict[str, int], facts: DatasetFacts) -> None:
+    """Refuse lengths or keys by source that are not those of the mix."""
     sources = facts.source_lengths or {}
     if given != sources:
         counts = {name: given[name] for name in given.keys() & sources.keys() if given[name] != sources[name]}
         raise ValueError(
-            f"lengths is a dict by source, but {facts.name} has {sources or 'no sources (only a Mix without streams has some)'}: missing are {sorted(sources.keys() - given.keys())}, "
-            f"unknown are {sorted(map(str, given.keys() - sources.keys()))}, and of another number are {counts}. Pass one length for each sample of each source."
+            f"{what}s is a dict by source, but {facts.name} has {sources or 'no sources (only a Mix without streams has some)'}: missing are {sorted(sources.keys() - given.keys())}, "
+            f"unknown are {sorted(map(str, given.keys() - sources.keys()))}, and of another number are {counts}. Pass one {what} for each sample of each source."
         )
 
 

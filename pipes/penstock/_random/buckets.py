@@ -52,7 +52,7 @@ class Buckets(Shown):
         max_padded_size: Limit for the padded size of a batch: its number of samples times its longest length.
         max_tokens: Limit for the sum of the lengths in a batch, for models that need no padding.
         keys: The key of every sample of the dataset, by index: a list of hashable values, or an array of shape ``(n,)``, or of integers of shape ``(n, k)``,
-            whose rows are keys.
+            whose rows are keys. For a `Mix`, a dict of them by source.
         batch_size: With ``keys``: samples in a batch on each rank, or a dict with a number for each key. Default: 1.
         short: With ``keys``: see above. Default: ``"carry"``.
         max_samples: By length: limit for the number of samples in a batch; None: no limit.
@@ -77,7 +77,7 @@ class Buckets(Shown):
         max_padded_size: float | None = None,
         *,
         max_tokens: float | None = None,
-        keys: npt.ArrayLike | Sequence[Hashable] | None = None,
+        keys: npt.ArrayLike | Sequence[Hashable] | Mapping[str, Any] | None = None,
         batch_size: int | Mapping[Any, int] | None = None,
         short: Short | None = None,
         max_samples: int | None = None,
@@ -115,7 +115,8 @@ class Buckets(Shown):
         self.max_padded_size, self.max_tokens = (None if limit is None else _checked_limit(name, limit) for name, limit in limits.items())
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.same_size_run = whole_number("same_size_run", same_size_run, 1, self.block + 1)
-        numbers, self.sources = by_source("lengths", [] if lengths is None else lengths, whole=False)
+        numbers, sources = by_source("lengths", [] if lengths is None else lengths, whole=False)
+        self.sources = sources if self.keys is None else self.keys.sources
         self.lengths: Lengths = checked_lengths(numbers, whole=False)
         if keys is None and lengths is None:
             raise ValueError(f"{kinds[0]} limits lengths, but there are none. Pass the length of each sample as lengths.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from penstock._arguments import checksum, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -31,11 +32,12 @@ class Keys:
     """The keys of a dataset, and what a batch of each is.
 
     Args:
-        keys: The key of each sample, by index.
+        keys: The key of each sample, by index; or a dict of these by source.
         batch_size: Samples in a batch of one rank, for all keys or by key.
         short: What happens to samples that fill no round.
 
     Attributes:
+        sources: How many each source of a mix has, if they were given by its name; else None.
         names: The keys, in the order in which they first occur.
         codes: Of each sample, the number of its key in ``names``: shape ``(n,)``.
         sizes: Samples in a batch, by key: shape ``(keys,)``.
@@ -46,7 +48,9 @@ class Keys:
         if short not in ("carry", "pad", "drop"):
             raise ValueError(f"short={short!r:.80} must be 'carry', 'pad' or 'drop'.")
         self.short: Short = short
-        self.codes, self.names = _coded(keys)
+        parts = {name: [*_plain(keys[name])] for name in sorted(keys, key=str)} if isinstance(keys, Mapping) else None
+        self.sources = None if parts is None else {name: len(part) for name, part in parts.items()}
+        self.codes, self.names = _coded(_plain(keys) if parts is None else chain.from_iterable(parts.values()))
         if isinstance(batch_size, Mapping):
             missing, known = [key for key in self.names if key not in batch_size], {*self.names}
             unknown = [key for key in batch_size if key not in known]
@@ -179,15 +183,20 @@ class KeyBlock:
         return self._members[np.where(more < 0, begin + numbers, first + more % many)], np.maximum(more // many + 1, 0)
 
 
-def _coded(keys: Any) -> tuple[npt.NDArray[Any], list[Hashable]]:
-    """The number of each sample's key, counted in the order of their first samples, and the keys."""
+def _plain(keys: Any) -> Iterable[Hashable]:
+    """The keys one by one."""
     if isinstance(keys, np.ndarray | torch.Tensor):
         table = np.asarray(keys)
         if table.ndim != 1 and (table.ndim != 2 or table.dtype.kind not in "iu"):
             raise ValueError(
                 f"keys have shape {table.shape} and dtype {table.dtype}, but there must be one for each index: shape (n,), or (n, k) integers."
             )
-        keys = table.tolist() if table.ndim == 1 else map(tuple, table.tolist())
+        return table.tolist() if table.ndim == 1 else map(tuple, table.tolist())
+    return keys  # type: ignore[no-any-return]
+
+
+def _coded(keys: Iterable[Hashable]) -> tuple[npt.NDArray[Any], list[Hashable]]:
+    """The number of each sample's key, counted in the order of their first samples, and the keys."""
     names: dict[Hashable, int] = {}
     try:
         codes = np.array([names.setdefault(key, len(names)) for key in keys], np.int64)
