@@ -255,10 +255,11 @@ def test_later_stages_of_a_mix_are_compared_and_cannot_be_added():
         loader.reweight({"b": 1})
 
 
+BY_SOURCE = {"web": ["tall", "wide", "tall"], "code": np.array([[1, 2], [1, 2]])}
+
+
 class TestKeysBySource:
     """A mix counts through its sources by name, whatever their order in a dict."""
-
-    KEYS = {"web": ["tall", "wide", "tall"], "code": np.array([[1, 2], [1, 2]])}
 
     def loader(self, keys):
         mix = Mix({"web": ["w0", "w1", "w2"], "code": ["c0", "c1"]}, {"web": 3, "code": 2}, epoch_size=30)
@@ -267,7 +268,7 @@ class TestKeysBySource:
     def test_are_those_of_the_mix(self):
         """Seen to fail: the names of the sources taken for keys."""
         of_sample = {"w0": "tall", "w1": "wide", "w2": "tall", "c0": (1, 2), "c1": (1, 2)}
-        with self.loader(self.KEYS) as loader, self.loader([(1, 2), (1, 2), "tall", "wide", "tall"]) as flat:
+        with self.loader(BY_SOURCE) as loader, self.loader([(1, 2), (1, 2), "tall", "wide", "tall"]) as flat:
             batches = list(loader)
             assert batches == list(flat)
         assert len(batches) > 10
