@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 import penstock
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "penstock"
 author = "The penstock authors"
@@ -39,3 +45,13 @@ html_show_sourcelink = False
 copybutton_exclude = ".linenos, .gp, .go"
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+
+def evidence(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """A link to Markdown below examples/, which a code host shows, is a download on the site: it has no page there."""
+    source[0] = re.sub(r"\]\(((?:\.\./)+examples/[^)]+\.md)\)", r"](path:\1)", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """What Sphinx calls."""
+    app.connect("source-read", evidence)

@@ -1,4 +1,4 @@
-"""What README.md, CONTRIBUTING.md and docs/ say is true: their code runs, their JSON parses, their commands and links exist.
+"""What README.md, CONTRIBUTING.md, docs/ and the pages of evidence say is true: their code runs, their JSON parses, their commands and links exist.
 
 The ``python`` blocks of a page make one script, which runs in its own process in an empty folder. A block with a file's name behind the label is
 that file, and ``torchrun`` lines of a ``console`` block are run. A block that is not meant to run has another label.
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
+EVIDENCE = ROOT / "examples" / "measurements"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")), *sorted(EVIDENCE.glob("*.md"))]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = ["penstock", "penstock.formats", "penstock.nodes", "penstock.orders", "penstock.statistics", "penstock.testing"]
 INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
