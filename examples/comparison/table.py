@@ -1,7 +1,7 @@
-"""Ask all loaders everything, and write the tables of docs/comparison.md.
+"""Ask all loaders everything, and write the tables of docs/comparison.md and examples/measurements/comparison.md.
 
     python table.py                                      # the loaders that are installed here
-    python table.py --pythons ../a/bin/python ../b/bin/python --docs ../../docs/comparison.md
+    python table.py --pythons ../a/bin/python ../b/bin/python --docs ../../docs/comparison.md ../measurements/comparison.md
 
 Not all loaders go into one environment (MosaicML Streaming wants an older NumPy): each is asked with the first of the Pythons that has it.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from peers import PEERS, Row, rows
 
 PROGRAMS = {  # the column's title
-    "resume_in_mid_epoch": "resume in mid-epoch",
+    "resume_in_mid_epoch": "resume in the middle of an epoch",
     "another_number_of_ranks": "continue with 3 ranks after 2",
     "time_to_resume": "time to resume, by position",
     "killed_worker": "a worker is killed",
@@ -88,16 +88,15 @@ def details(found: dict[tuple[str, str], Row]) -> str:
     return "\n".join(lines)
 
 
-def write(docs: Path, found: dict[tuple[str, str], Row]) -> None:
-    """Put both tables between their marks."""
-    text = docs.read_text()
+def write(docs: list[Path], found: dict[tuple[str, str], Row]) -> None:
+    """Put each table between its marks, in the page that has them."""
     for name, table in (("overview", overview(found)), ("details", details(found))):
-        before, begin, rest = text.partition(BEGIN.format(name))
+        page = next((page for page in docs if BEGIN.format(name) in page.read_text()), None)
+        before, begin, rest = page.read_text().partition(BEGIN.format(name)) if page else ("", "", "")
         _, end, after = rest.partition(END.format(name))
-        if not begin or not end:
-            raise SystemExit(f"{docs} lacks a line {BEGIN.format(name)!r} or {END.format(name)!r}")
-        text = f"{before}{begin}\n\n{table}\n\n{end}{after}"
-    docs.write_text(text)
+        if page is None or not end:
+            raise SystemExit(f"no page in {docs} has the lines {BEGIN.format(name)!r} and {END.format(name)!r}")
+        page.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}")
 
 
 def main() -> None:
@@ -105,7 +104,7 @@ def main() -> None:
     parser.add_argument("--pythons", nargs="+", default=[sys.executable])
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
     parser.add_argument("--loaders", nargs="+", choices=list(PEERS), default=list(PEERS))
-    parser.add_argument("--docs", type=Path, help="the page whose tables are written anew")
+    parser.add_argument("--docs", type=Path, nargs="+", help="the pages whose tables are written anew")
     parser.add_argument("--here", action="store_true", help="in this process, for the program itself")
     options = parser.parse_args()
     if options.here:

@@ -1,9 +1,10 @@
-"""docs/comparison.md says what the programs in examples/comparison claim, and what they claim of loaders that the tests have is so."""
+"""The pages of the comparison say what the programs in examples/comparison claim, and what they claim of loaders that the tests have is so."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ import table  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAGE = (ROOT / "docs" / "comparison.md").read_text()
+PAGES = [ROOT / "docs" / "comparison.md", ROOT / "examples" / "measurements" / "comparison.md"]
 CLAIMS: dict[str, dict[str, str]] = {program: importlib.import_module(program).CLAIMS for program in table.PROGRAMS}
 
 
@@ -30,10 +31,19 @@ def test_every_program_has_a_column() -> None:
 
 def test_the_page_has_the_answers_that_the_programs_claim() -> None:
     """Seen to fail: a claim that was changed, without a run that writes the page."""
-    written = PAGE.partition(table.BEGIN.format("details"))[2]
+    written = PAGES[1].read_text().partition(table.BEGIN.format("details"))[2]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", written, re.MULTILINE)
     claimed = [(program, name, CLAIMS[program][name]) for program in table.PROGRAMS for name in peers.PEERS if name in CLAIMS[program]]
     assert rows == claimed
+
+
+def test_the_tables_are_written_where_their_marks_are(tmp_path: Path) -> None:
+    """Seen to fail: with both tables looked for in the first page."""
+    found = {("killed_worker", "SPDL"): peers.Row("SPDL", "0.8.0", "hangs", "no batch", "hangs")}
+    pages = [Path(shutil.copy(page, tmp_path / f"{number}.md")) for number, page in enumerate(PAGES)]
+    table.write(pages, found)
+    assert ["| SPDL 0.8.0 | hangs |" in page.read_text() for page in pages] == [True, False]
+    assert ["| `killed_worker` | SPDL | hangs | no batch |" in page.read_text() for page in pages] == [False, True]
 
 
 def test_the_readme_says_the_same() -> None:
