@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.project import api_tables
 
 DOCS = api_tables.ROOT / "docs"
 WORDS = 40_000
-"""Words of the pages that a reader walks through, at most, code included. Evidence belongs into examples/measurements. Raised only with a reason beside it."""
+"""Words of the pages that a reader walks through, at most, without their programs. Evidence belongs into examples/measurements. Raised only with a reason beside it."""
+CODE = re.compile(r"^( *)(`{3,})[^`\n]*\n.*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 LOOKED_UP = ("api", "appendix")
 """The reference, in which nobody reads on from one entry to the next."""
 
 
 def test_the_pages_are_short() -> None:
-    words = {page: len(page.read_text().split()) for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in LOOKED_UP}
-    assert sum(words.values()) <= WORDS, sorted(((count, page.name) for page, count in words.items()), reverse=True)
+    """Seen to fail: with the pages of 7f8b1ba8."""
+    pages = [page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in LOOKED_UP]
+    words = {page.name: len(CODE.sub("", page.read_text()).split()) for page in pages}
+    assert sum(words.values()) <= WORDS, sorted(words.items(), key=lambda one: -one[1])
 
 
 def test_the_reference_says_what_each_name_is_where_docstrings_are_not_shown() -> None:
