@@ -31,6 +31,8 @@ CLAIMS = {
     "LitData": "constant",
     "Hugging Face streaming": "parts of shards",
     "webdataset": "reads again",
+    "OLMo-core": "constant",
+    "Lhotse": "grows",
     "Energon": "constant",
 }
 SCALES = {
