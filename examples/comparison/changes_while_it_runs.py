@@ -28,7 +28,7 @@ CLAIMS = {
     "Grain": "batch size, weights, sources",
     "SPDL": "no state",
     "MosaicML Streaming": "batch size",
-    "LitData": "batch size, weights",
+    "LitData": "weights",
     "Hugging Face streaming": "batch size",
     "webdataset": "no state",
     "OLMo-core": "batch size",
