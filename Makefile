@@ -20,6 +20,9 @@
 # network, fills the folder that the second needs; build/gpu.json gets the figures of examples/benchmarks/device.py:
 #     make wheels WHEELS=folder PYTHON_VERSION=3.12
 #     make gpu WHEELS=folder PYTHON=python3
+# Such a machine also runs examples/benchmarks/known_runs.py, beside other loaders, in 6 minutes; build/known_runs.json gets the figures:
+#     make wheels WHEELS=folder PYTHON_VERSION=3.12 PEERS=1
+#     make known WHEELS=folder PYTHON=python3 RUNS='--workers 8,14'
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -36,6 +39,10 @@ PYTHON_VERSION ?= 3.12
 FILES ?=
 TESTS ?=
 FIGURES ?= build/gpu.json
+KNOWN ?= build/known_runs.json
+RUNS ?=
+# 1: make wheels takes the loaders of make known, too.
+PEERS ?=
 # 1: go on without an accelerator, as far as that goes.
 ANYWAY ?=
 VENV := .venv
@@ -44,8 +51,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
+# What known_runs.py compares with, and what that needs: Grain and SPDL. Hugging Face datasets and OLMo-core are used if PYTHON has them.
+PEER_PACKAGES := absl-py array-record cloudpickle etils fsspec grain importlib-resources pillow portpicker protobuf psutil spdl spdl-core spdl-io torchdata \
+    typing-extensions zipp
 
-.PHONY: demo picture test soak lint check faults mutants site dist release versions wheels gpu clean
+.PHONY: demo picture test soak lint check faults mutants site dist release versions wheels gpu known clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -95,18 +105,26 @@ versions:
 
 wheels:
 	"$(PYTHON)" -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \
-	    --python-version $(PYTHON_VERSION) --dest "$(WHEELS)" $(GPU_PACKAGES)
+	    --python-version $(PYTHON_VERSION) --dest "$(WHEELS)" $(sort $(GPU_PACKAGES) $(if $(PEERS),$(PEER_PACKAGES)))
+
+define beside
+rm -rf build/gpu
+"$(PYTHON)" -m pip --disable-pip-version-check install -q --no-index --no-deps --no-compile --target build/gpu "$(WHEELS)"/*.whl
+endef
 
 # Nothing is installed into PYTHON: what it lacks lies beside it, in build/gpu.
-gpu: export PYTHONPATH := $(abspath build/gpu):$(abspath pipes)$(if $(PYTHONPATH),:$(PYTHONPATH))
+gpu known: export PYTHONPATH := $(abspath build/gpu):$(abspath pipes)$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:
 	@"$(PYTHON)" -c 'import sys, numpy, torch; sys.exit(None if torch.accelerator.is_available() or "$(ANYWAY)" else "torch " + torch.__version__ \
 	    + " of $(PYTHON) sees no accelerator. make gpu ANYWAY=1 goes on, and tries all but what needs one.")'
-	rm -rf build/gpu
-	"$(PYTHON)" -m pip --disable-pip-version-check install -q --no-index --no-deps --no-compile --target build/gpu "$(WHEELS)"/*.whl
+	$(beside)
 	rm -f "$(FIGURES)"
 	"$(PYTHON)" -m pytest -m gpu -rs $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.gpu\b' tests); failed=$$?; \
 	    "$(PYTHON)" examples/benchmarks/device.py --repeats 3 --budget-s 180 --json "$(FIGURES)" && exit $$failed
+
+known:
+	$(beside)
+	"$(PYTHON)" examples/benchmarks/known_runs.py --json "$(KNOWN)" $(RUNS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,6 +28,8 @@ CLAIMS = {
     "LitData": "each once",
     "Hugging Face streaming": "error",
     "webdataset": "no state",
+    "OLMo-core": "each once",
+    "Lhotse": "error",
     "Energon": "error",
     "Ray Data": "no state",
 }

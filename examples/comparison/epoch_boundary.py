@@ -28,6 +28,8 @@ CLAIMS = {
     "LitData": "waits",
     "Hugging Face streaming": "waits",
     "webdataset": "waits",
+    "OLMo-core": "waits",
+    "Lhotse": "waits",
     "Energon": "loads ahead",
     "Ray Data": "waits",
 }

@@ -25,6 +25,8 @@ CLAIMS = {
     "LitData": "error",
     "Hugging Face streaming": "error",
     "webdataset": "error",
+    "OLMo-core": "error",
+    "Lhotse": "error",
     "Energon": "error",
     "Ray Data": "heals",
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -458,9 +459,102 @@ def ray_data(folder: Path, job: Job) -> Opened:
     if job.shuffle:
         data = data.random_shuffle(seed=SEED)
     data = data.map_batches(
-        ReadThere, fn_constructor_args=(job,), batch_size=job.batch_size, compute=ray.data.ActorPoolStrategy(size=job.workers)
+        ReadThere, fn_constructor_args=(job,), batch_size=job.batch_size, compute=ray.data.ActorPoolStrategy(size=max(job.workers, 1))
     )
     return Opened(lambda: (batch["id"] for batch in data.iter_batches(batch_size=job.batch_size)))
+
+
+def write_olmo(folder: Path, job: Job) -> None:
+    import numpy as np
+
+    folder.mkdir(parents=True)
+    np.arange(job.n, dtype=np.uint32).tofile(folder / "numbers.npy")
+
+
+def olmo(folder: Path, job: Job) -> Opened:
+    """OLMo-core's `NumpyDataLoader`: a number is a token, and a sequence of one token is a sample."""
+    import numpy as np
+    from olmo_core.data import DataCollator, NumpyDataLoaderBase, NumpyFSLDataset
+
+    class Numbers(NumpyFSLDataset):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            item = super().__getitem__(index)
+            job.read(item["input_ids"])
+            return item
+
+    place = written(folder, "olmo", write_olmo, job)
+    data = Numbers(place / "numbers.npy", sequence_length=1, pad_token_id=0, eos_token_id=0, vocab_size=job.n, dtype=np.uint32)
+    data.work_dir = place
+    data.prepare()
+    loader = NumpyDataLoaderBase.wrap_numpy_dataset(
+        data,
+        global_batch_size=job.batch_size * job.ranks,
+        collator=DataCollator(pad_token_id=0),
+        dp_world_size=job.ranks,
+        dp_rank=job.rank,
+        fs_local_rank=job.rank,
+        seed=SEED,
+        shuffle=job.shuffle,
+        num_workers=job.workers,
+    )
+    epochs = itertools.count(1)
+
+    def load(state: Any) -> None:
+        nonlocal epochs
+        loader.load_state_dict(state)
+        epochs = itertools.count(state["epoch"])
+
+    def epoch() -> Iterator[Any]:
+        loader.reshuffle(next(epochs), in_memory=True)
+        for batch in loader:
+            yield batch["input_ids"].flatten()
+        loader.reset()
+
+    return Opened(epoch, loader.state_dict, load)
+
+
+def write_cuts(folder: Path, job: Job) -> None:
+    folder.mkdir(parents=True)
+    with (folder / "cuts.jsonl").open("w") as file:
+        for number in range(job.n):
+            cut = {"id": str(number), "start": 0, "duration": 1 + number % 7, "channel": 0, "type": "MonoCut"}
+            file.write(json.dumps(cut) + "\n")
+
+
+def lhotse(folder: Path, job: Job) -> Opened:
+    """Saved and restored as in https://github.com/lhotse-speech/lhotse/pull/417. A number is a recording of 1 to 7 s."""
+    from lhotse import CutSet
+    from lhotse.dataset import DynamicBucketingSampler
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset):
+        def __getitem__(self, cuts: Any) -> list[int]:
+            return [job.read(cut.id) for cut in cuts]
+
+    sampler = DynamicBucketingSampler(
+        CutSet.from_jsonl_lazy(written(folder, "cuts", write_cuts, job) / "cuts.jsonl"),
+        max_cuts=job.batch_size,
+        num_buckets=5,
+        shuffle=job.shuffle,
+        seed=SEED,
+        rank=job.rank,
+        world_size=job.ranks,
+        **({"buffer_size": job.held} if job.held else {}),
+    )
+    if job.kept:
+        sampler = sampler.filter(lambda cut: job.kept(int(cut.id)))
+    loader: Any = DataLoader(
+        Numbers(), sampler=sampler, batch_size=None, num_workers=job.workers, persistent_workers=job.persistent and job.workers > 0
+    )
+    begun = False
+
+    def epoch() -> Iterator[Any]:
+        nonlocal begun
+        sampler.set_epoch(sampler.epoch + begun)
+        begun = True
+        return iter(loader)
+
+    return Opened(epoch, lambda: copy.deepcopy(sampler.state_dict()), lambda state: sampler.load_state_dict(copy.deepcopy(state)))
 
 
 @dataclass(frozen=True)
@@ -488,6 +582,8 @@ PEERS = {
     "LitData": Peer(litdata, "litdata", "litdata"),
     "Hugging Face streaming": Peer(hugging_face, "datasets", "datasets"),
     "webdataset": Peer(webdataset, "webdataset", "webdataset"),
+    "OLMo-core": Peer(olmo, "olmo_core", "ai2-olmo-core"),
+    "Lhotse": Peer(lhotse, "lhotse", "lhotse"),
     "Energon": Peer(energon, "megatron.energon", "megatron-energon"),
     "Ray Data": Peer(ray_data, "ray", "ray"),
 }

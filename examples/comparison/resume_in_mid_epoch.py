@@ -26,6 +26,8 @@ CLAIMS = {
     "LitData": "exact",
     "Hugging Face streaming": "exact",
     "webdataset": "no state",
+    "OLMo-core": "exact",
+    "Lhotse": "differs",
     "Energon": "exact",
     "Ray Data": "no state",
 }

@@ -17,7 +17,13 @@ from peers import PEERS, Answer, Job, main, taken
 if TYPE_CHECKING:
     from pathlib import Path
 
-CLAIMS = {"penstock": "exact", "Hugging Face streaming": "differs", "webdataset": "no state", "Energon": "exact"}
+CLAIMS = {
+    "penstock": "exact",
+    "Hugging Face streaming": "differs",
+    "webdataset": "no state",
+    "Lhotse": "exact",
+    "Energon": "exact",
+}
 
 
 def question(name: str, folder: Path) -> Answer:

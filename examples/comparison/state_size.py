@@ -27,6 +27,8 @@ CLAIMS = {
     "LitData": "constant",
     "Hugging Face streaming": "constant",
     "webdataset": "no state",
+    "OLMo-core": "constant",
+    "Lhotse": "constant",
     "Energon": "constant",
     "Ray Data": "no state",
 }

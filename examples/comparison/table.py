@@ -31,6 +31,8 @@ PROGRAMS = {  # the column's title
     "shuffle_buffer": "resume a shuffle buffer",
     "state_size": "size of the state",
     "other_machines": "workers on other machines",
+    "changes_while_it_runs": "changes while it runs",
+    "settled_out_of_order": "settled out of order",
 }
 BEGIN, END = "<!-- {}: written by examples/comparison/table.py -->", "<!-- end of {} -->"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,3 +71,19 @@ def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., s
         ("jpeg", "thread"),
         ("python", "process"),
     ]
+
+
+@pytest.mark.soak
+def test_the_known_runs_are_resumed(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    """With the loaders that the tests have. Seen to fail: `DataLoader` calls ``iter`` twice, and only the first iterator began at the right batch."""
+    pytest.importorskip("PIL")
+    words = ("--quick", "--rounds", "1", "--seconds", "0.05", "--device", "cpu", "--json", str(tmp_path / "figures.json"))
+    peers = ("DataLoader", "StatefulDataLoader", "torchdata.nodes", "penstock")
+    printed = run_script(EXAMPLES / "benchmarks" / "known_runs.py", *words, "--peers", *peers)
+    assert re.findall(r"^\| ([\w.]+) \| 2 \|.*\| ([\w ]+) \|$", printed, re.MULTILINE) == [
+        *((peer, "same bits") for peer in peers),
+        *((peer, "same samples") for peer in peers[:-1]),  # whose flips are drawn anew
+        ("penstock", "same bits"),
+    ]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {row["loader"] for row in figures["turns"]} == {"no loader", *peers}
