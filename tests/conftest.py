@@ -59,6 +59,9 @@ def fonts() -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):
         wake_the_accelerator()
+    if (monitor := getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "monitor", None)) is not None:
+        monitor.exit()  # another library's bar has started this thread for good, and it would be named among those that may have drawn
+        sys.modules["tqdm"].tqdm.monitor = None
     in_step._started.clear()  # a loader that another test has left in the middle of an epoch is in step with nobody here
     with ExitStack() as stack:
         stack.enter_context(no_leaks())

@@ -158,6 +158,27 @@ def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(tmp_path: Pat
     assert len(names(cache)) == 2
 
 
+def test_a_lock_that_was_gone_and_is_there_again_is_another_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the removal somebody makes it and begins to fetch: whoever looks next would take that part for a leftover. Seen to fail: removed by its name."""
+    cache = CacheFolder(str(tmp_path), 5 * SIZE)
+    read(cache, 1)
+    (copy,) = names(cache)
+    left = tmp_path / f"{copy.rpartition('-')[0]}.lock"
+    left.touch()
+    real, seen = os.open, []
+
+    def opens(path: str, flags: int, *mode: int) -> int:
+        if path == str(left) and not flags & os.O_CREAT:
+            seen.append(path)  # as if it had been removed a moment ago, and made again a moment later
+            raise FileNotFoundError(path)
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", opens)
+    assert read(cache, 2) == content(2)
+    assert seen
+    assert left.exists()
+
+
 @pytest.mark.parametrize("name", ["train_7.0.part", "a.lock", "b.12.01234567.part", "\N{SNOWMAN}" * 80, "c.notes"])
 def test_files_may_have_any_name(name: str, tmp_path: Path) -> None:
     """Seen to fail: names that ended as those of locks and parts were taken for such."""

@@ -293,7 +293,10 @@ class CacheFolder:
                 if not self._is_at(fd, lock):  # its owner ended in the meantime, and there may be a new one
                     return False
             for name in names:  # while the lock is held: otherwise a waiting process would acquire it and lose its file a moment later
-                self._remove(name)
+                if (
+                    fd >= 0 or name != lock
+                ):  # one that was not there may be there now, and held; then its holder would lose its part to the next one who looks
+                    self._remove(name)
         except BlockingIOError:
             return False
         finally:
