@@ -463,6 +463,7 @@ def test_what_is_left_is_counted_through_the_nodes() -> None:
     assert left_at(Half(Repeat(first, 3)), {"source": at, "given": 1}) == 7
     assert left_at(Half(first), {"delivered": [1, 2], "source": at}) == 1
     assert left_at(Half(Half(first)), {"delivered": [], "source": {"delivered": [7], "source": at}}) == 1
+    assert left_at(Plus(Plus(first)), {"delivered": [1, 2], "source": {"delivered": [7], "source": at}}) == 2
     assert left_at(Half(Half(first)), {"epoch": 1, "position": 4}) is None
     assert left_at(Kept(Plus(first)), {"kept": 3, "source": at}) == 5
     assert left_at(Kept(Cycler(first)), {"epoch": 1, "source": at}) == 5
