@@ -101,9 +101,20 @@ def test_a_block_is_computed_once(monkeypatch):
 
 
 def test_equal_keys_leave_the_earlier_item_first(monkeypatch):
-    """Here all keys are equal. Seen to fail: sorted by an algorithm that is not stable."""
-    monkeypatch.setattr(sliding_order, "splitmix64_stream", lambda candidates, *keys: (np.uint64(1000) - candidates) << np.uint64(54))
-    assert whole(SlidingOrder(1000, 1024)).tolist() == list(range(1000))
+    """Here keys are whole numbers of places, so that many are equal. Seen to fail: sorted by an algorithm that is not stable."""
+    monkeypatch.setattr(
+        sliding_order, "splitmix64_stream", lambda items, *keys: items * items * np.uint64(2654435761) % np.uint64(1024) << np.uint64(54)
+    )
+    ahead = [item * item * 2654435761 % 1024 for item in range(4000)]
+    assert whole(SlidingOrder(4000, 1024)).tolist() == sorted(range(4000), key=lambda item: item + ahead[item])
+
+
+def test_keys_are_counted_from_their_block():
+    """So that they fit 64 bits wherever it is. Seen to fail: counted from elsewhere."""
+    positions = np.arange(2**30 - 8192, 2**30 + 8192)
+    items = SlidingOrder(2**31, 1000, 1).indices(0, positions)
+    assert np.unique(items).size == positions.size
+    assert np.abs(items - positions).max() < 1000
 
 
 def test_the_largest_window():
