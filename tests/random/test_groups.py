@@ -318,3 +318,10 @@ def test_buckets_are_cut_by_hand(n, alike, most, budget, summed):
     runs = [batches[begin : begin + alike] for begin in range(0, len(batches), alike)]
     order = np.argsort(words()[: len(runs)], kind="stable").tolist()
     assert groups == [batch for run in order for batch in runs[run]]
+
+
+def test_what_is_left_counts_by_its_square():
+    """Of (8, 1) and (6, 6), the first is less. Seen to fail: by its cube."""
+    takes = np.array([[1, 1], [1, 8], [3, 3], [10, 3]])
+    assert companions(takes, np.array([10, 10]), 0) == [0, 1]
+    assert companions(takes, np.array([10, 10]), 2) == [2, 0]
