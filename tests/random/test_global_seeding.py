@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -551,3 +552,92 @@ def test_a_generator_that_is_replaced_is_looked_at_anew():
     finally:
         np.random.set_bit_generator(twister)
     assert pickle.loads(pickle.dumps(watch)).look() == GlobalRngSnapshot().look()
+
+
+class Drew(Exception):
+    pass
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("error", [None, Drew, Interrupted])
+def test_a_batch_that_draws_is_loaded_again_seeded(inline, error):
+    """Unless it was interrupted. Seen to fail: the generators as the first load left them."""
+    seeding, active = GlobalSeeding(3, True, calm=0), []
+    assert seeding.run(lambda: 7, of_many=True, kept=inline) == 7
+    found = generators()
+
+    def load():
+        active.append(seeding.active)
+        if seeding.active:
+            seeding.seed(1, 2)
+        drawn = random.random()
+        if error is not None:
+            raise error
+        return drawn
+
+    if error is None:
+        drawn = seeding.run(load, of_many=True, kept=inline)
+    else:
+        with pytest.raises(error):
+            seeding.run(load, of_many=True, kept=inline)
+    assert active == ([False] if error is Interrupted else [False, True])
+    assert (generators() == found) is inline
+    seed_globals(3, 1, 2)
+    if error is None:
+        assert random.random() == drawn
+    active.clear()
+    with pytest.raises(error) if error else nullcontext():
+        seeding.run(load, of_many=True, kept=inline)
+    assert active == [True]  # from now on, each batch is seeded
+
+
+def test_what_is_watched_is_put_back_after_an_interrupt():
+    """Where the loop's generators are kept. Seen to fail: noted for nobody; noted where they are not kept."""
+    forget_interrupted()  # of the fixture
+    seeding, noted = GlobalSeeding(3, True, calm=0), []
+    found = GlobalRngSnapshot().look()
+    for kept in (True, False):
+        seeding.run(lambda: noted.append(global_rng._kept.get()), of_many=True, kept=kept)
+        assert global_rng._kept.get() is None
+    assert noted == [found, None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_memory_of_torch_is_that_of_its_state(seed):
+    """Seen to fail: each number of it."""
+    generator = torch.Generator().manual_seed(seed)
+    memory = global_rng.TorchMemory(generator)
+    assert (len(memory._memory), len(memory.place), [len(part) for part in memory.marks]) == (20 + 4 * 624 + 28, 8, [40, 28])
+    for dtype in (torch.float32, torch.float32, torch.float64, torch.float64, torch.float32):
+        marks, place = [part.tobytes() for part in memory.marks], memory.place.tobytes()
+        torch.randn(1, generator=generator, dtype=dtype)
+        assert [part.tobytes() for part in memory.marks] != marks
+        words, head, single, double = memory.read()
+        assert global_rng._torch_state((words, head, single, double)) == generator.get_state().numpy().tobytes()
+        assert (len(words), len(head)) == (4 * 625, 13)
+    torch.rand(1, generator=generator)
+    assert memory.place.tobytes() != place
+    assert global_rng.torch_twister() is not None
+
+
+@pytest.mark.parametrize("address", [None, "1", 0.5])
+def test_a_torch_whose_memory_is_elsewhere_is_asked(address):
+    class Other:
+        _cdata = address
+
+        def get_state(self):
+            return torch.Generator().get_state()
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        global_rng.TorchMemory(Other())
+    other = torch.Generator().manual_seed(5)
+    Other._cdata = other._cdata
+    with pytest.raises(ValueError):  # noqa: PT011
+        global_rng.TorchMemory(Other())  # other words than its state's
+    Other.get_state = lambda self: torch.zeros(16, dtype=torch.uint8)
+    with pytest.raises(ValueError):  # noqa: PT011
+        global_rng.TorchMemory(Other())
