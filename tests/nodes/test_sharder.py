@@ -283,14 +283,14 @@ def test_what_a_state_and_a_graph_say_of_it():
     assert plain.facts.settings == {"split": "items"}
     assert plain.facts.rank_settings == {"split": "items", "tail": "drop"}
     assert plain.details() == {"rank": 1, "world_size": 3, "split": "items", "tail": "drop"}
-    assert (plain.split, plain.tail, plain.first.dealt_to, plain.ranks()) == ("items", "drop", (plain._ranks, None), (1, 3))
+    assert (plain.split, plain.tail, plain.first.dealt_to.ranks.now(), plain.first.dealt_to.costs) == ("items", "drop", (1, 3), None)
     costs = Costs(np.arange(10))
     for balance in (costs, np.arange(10)):
         balanced = sharder(balance=balance)
         assert balanced.facts.rank_settings == {"split": "items", "tail": "pad", "balance": costs.checksum}
         assert balanced.details() == {"rank": 0, "world_size": 2, "split": "items", "tail": "pad", "balance": True}
         assert balanced.first.dealt_to.costs.checksum == costs.checksum
-    assert balanced.first.dealt_to.ranks is balanced._ranks
+    assert balanced.first.dealt_to.ranks.now() == balanced.ranks() == (0, 2)
     own = sharder(sharded_by="own")
     assert (own.facts.settings, own.details()["split"], own.split, own.first.dealt_to) == ({"split": "own"}, "own", "items", None)
     within = sharder(split="within")
