@@ -99,6 +99,8 @@ def test_settings_at_know_the_stages_that_have_begun():
         assert said == of_plan[begun - 1].settings_at(0, min(position, 999))
         assert said.keys() == {"stages", "orders", "files", "rows"}
     assert {**one.settings(), **one.settings_at(0, 10**9)} == one.settings()
+    far = order([(0, WEIGHTS), (2**60, {"a": 1})])
+    assert far.settings_at(0, 2**60) == far.settings_at(0, 1) != far.settings_at(0, 2**60 + 1)
     late = order([(0, {"a": 1}), (400, {"b": 1, "c": 1})], data=DATA)
     assert [late.settings_at(0, at)["rows"] for at in (400, 401)] == [None, "three"]
     assert late.settings_at(0, 400)["orders"] != late.settings_at(0, 401)["orders"]

@@ -52,7 +52,8 @@ def mixed(weights, n=FAR // 1000, **rest):
 
 def plain(weights, epoch_size, seed=1, **rest):
     """Sources of ``epoch_size`` items in order: only the pattern of the mix is looked at."""
-    return MixOrder({name: SequentialOrder(FAR) for name in weights}, weights, epoch_size, seed, **rest)
+    names = weights if isinstance(weights, dict) else {name for _, of in weights for name in of}
+    return MixOrder({name: SequentialOrder(FAR) for name in names}, weights, epoch_size, seed, **rest)
 
 
 def sources_of(order, epoch=0, positions=None):
@@ -285,6 +286,8 @@ def test_what_a_state_and_a_graph_say_of_it():
     assert order.settings() == SETTINGS
     assert order.settings_at(1, 1000) == AT_3000
     assert order.settings_at(0, 1) == AT_3000
+    far = planned([*PLAN, (2**60, {"a": 1})])
+    assert far.settings_at(0, 2**60) == far.settings_at(0, 3001) != far.settings_at(0, 2**60 + 1)
     assert {**SETTINGS, **order.settings_at(1, 1001)} == SETTINGS
     assert order.details() == {"sources": ["a", "b", "c"], "stages": 2, "epoch_size": 2000, "run": 2, "seed": 3}
     assert (order.choices(), order.changes(), order.grain, order.used(0), order.used(1), order.used(2)) == (
@@ -406,10 +409,22 @@ def test_a_block_is_laid_out_once(monkeypatch):
     found = order.indices(0, np.arange(0, 2**20, 512))
     assert [len(blocks) for blocks in asked] == [64] * 16
     assert [block for blocks in asked for block in blocks] == list(range(1024))
-    assert found[::64].tolist() == [int(order.indices(0, np.array([position]))[0]) for position in range(0, 2**20, 2**15)]
+    pieces = [order.indices(0, np.arange(begin, begin + 2**15, 512)) for begin in range(0, 2**20, 2**15)]
+    assert found.tolist() == np.concatenate(pieces).tolist()
     order.indices(0, np.array([2**20 - 1, 5]))
-    order.indices(0, np.array([2**20 - 2]))
-    assert asked[-1] != [1023]
+    assert order.indices(0, np.array([2**20 - 2])) == plain({"a": 2, "b": 1}, 2**20).indices(0, np.array([2**20 - 2]))
+    assert asked[-2:] == [[0, 1023], [1023]]  # the last of them was kept
+    asked.clear()
+    order = plain([(0, {"a": 1, "b": 1}), (2048, {"a": 3, "b": 1}), (5120, {"b": 1})], 1024)
+    for epoch in range(6):
+        order.indices(epoch, np.arange(1024))
+    assert asked == [[0], [1], [0], [1], [2], [0]]
+    asked.clear()
+    order = plain([(0, {"a": 1, "b": 1}), (2048, {"a": 3, "b": 1}), (5120, {"b": 1})], 7000)
+    order.indices(0, np.arange(7000))
+    order.indices(0, np.arange(1024, 3072))
+    assert asked == [[0, 1], [0, 1, 2], [0, 1], [1], [0]]
+    assert order.indices(0, np.arange(3)).dtype == over_passes(Told(5), 5, 0, np.arange(3)).dtype == np.int64
 
 
 @pytest.mark.parametrize("run", [1, 3])
@@ -421,6 +436,7 @@ def test_an_epoch_that_stops_ends_where_a_walk_ends(run, weights):
     lengths = {"a": 700, "b": 2101, "c": 502}
     made = {stop: mixed(weights, lengths, epoch_size=stop, run=run) for stop in ("first", "all", 30_000)}
     sources = (whole(made[30_000]) // FAR)[::run]
+    assert len(MixOrder({name: Told(341) for name in "abc"}, {"a": 1, "b": 1, "c": 1}, "all")) == 1024 + 1  # one of b is in block 1
     again = [(int(np.flatnonzero(sources == source)[n // run]), n % run) for source, n in enumerate(lengths.values())]
     assert len(made["first"]) == run * min(place for place, _ in again)
     assert len(made["all"]) == run * max(place + (rest > 0) for place, rest in again)
