@@ -135,4 +135,4 @@ def _grouped(group_of: Int64s, groups: int) -> Groups:
     place = np.empty(groups, np.int64)
     place[np.argsort(first)] = np.arange(groups)
     at = place[group_of]
-    return Groups(np.argsort(at, kind="stable"), np.cumsum([0, *np.bincount(at).tolist()]))
+    return Groups(np.argsort(at, kind="stable"), np.cumsum([0, *np.bincount(at, minlength=groups).tolist()]))
