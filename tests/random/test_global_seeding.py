@@ -529,9 +529,6 @@ def test_the_memory_is_what_the_generators_say(seed, both_ways):
     for number, draw in enumerate(DRAWS.values()):
         draw()
         found, states = generators(), watch.look()
-        if states is None:  # NumPy keeps a deviate
-            np.random.randn()
-            found, states = generators(), watch.look()
         assert watch.look() == states
         random.random(), np.random.random(number), torch.rand(3)
         GlobalRngSnapshot.put_back(states)
@@ -677,7 +674,7 @@ def test_a_look_asks_for_what_it_must_only(monkeypatch):
     random.random(), torch.rand(1)
     assert watch.look() != states
     assert len(asked) == 1
-    for part, value in ((1, np.zeros(624, np.uint32)), (2, 5), (3, 1)):
+    for part, value in ((1, np.zeros(624, np.uint32)), (2, 5)):
         other = [*get_state()]
         other[part] = value
         monkeypatch.setattr(np.random, "get_state", lambda other=other: tuple(other))
