@@ -104,3 +104,42 @@ def test_a_state_can_be_used_twice_and_taking_it_draws_nothing():
             penstock.set_rng_state(state)
             drawn.append((random.random(), np.random.random(), torch.rand(()).item()))
         assert len(set(drawn)) == 1
+
+
+def test_the_state_holds_what_torch_loads_safely():
+    """Numbers, lists and tensors. Seen to fail: with arrays."""
+    state = penstock.get_rng_state()
+    assert state.keys() == {"python", "numpy", "torch", "device"}
+    assert type(state["numpy"]["state"]["key"]) is list
+    assert torch.load(io.BytesIO(saved(state)), weights_only=True).keys() == state.keys()
+
+
+def saved(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def test_a_device_that_does_not_say_whether_it_is_used_is_saved(monkeypatch):
+    """And one that came later is left alone. Seen to fail: both."""
+    generator = torch.Generator()
+    device = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state)
+    without = penstock.get_rng_state() | {"device": None}
+    monkeypatch.setattr("penstock._random.rng_state._device_module", lambda: device)
+    assert torch.equal(penstock.get_rng_state()["device"], generator.get_state())
+    before = generator.get_state()
+    penstock.set_rng_state(without)
+    assert torch.equal(generator.get_state(), before)
+    monkeypatch.setattr("penstock._random.rng_state._device_module", lambda: None)
+    penstock.set_rng_state(without | {"device": before})
+
+
+def test_the_device_is_the_current_accelerator(monkeypatch):
+    from penstock._random.rng_state import _device_module
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert _device_module() is None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "it")
+    monkeypatch.setattr(torch, "get_device_module", lambda device: [device])
+    assert _device_module() == ["it"]

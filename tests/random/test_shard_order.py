@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock._random import shard_order, sliding_order
+from penstock._random.permutation import philox_words, splitmix64_stream
 from penstock.orders import ShardOrder, ShuffledOrder
 
 COUNTS = st.lists(st.integers(0, 40), max_size=40)
@@ -107,7 +109,10 @@ def test_what_a_state_and_a_graph_say_of_it():
     assert order.settings() == {"order": "shards", "length": 9, "counts": counts, "lanes": 2, "window": 5, "seed": 7}
     assert ShardOrder([1], shuffle=False).settings()["order"] == "shards in order"
     assert order.details() == {"shards": 4, "records": 9, "lanes": 2, "window": 5, "seed": 7}
-    assert ShardOrder([1], 2**16).settings()["lanes"] == 2**16
+    assert (ShardOrder([1], 2**16).settings()["lanes"], len(ShardOrder([2**56]))) == (2**16, 2**56)
+    assert ShardOrder([1]).settings()["seed"] == 0
+    with pytest.raises(ValueError, match="^lanes=65537 must be"):
+        ShardOrder([1], 2**16 + 1)
     with pytest.raises(ValueError, match="window=5 shuffles the records, but shuffle=False"):
         ShardOrder([1], window=5, shuffle=False)
 
@@ -132,3 +137,34 @@ def test_the_usual_lanes(shards, most, lanes):
     from penstock._random.shard_order import usual_lanes
 
     assert usual_lanes(shards, most) == lanes
+
+
+def test_the_openings_of_lanes_that_are_level_come_lane_by_lane():
+    """Seen to fail: with another length of a lane, and sorted by an algorithm that is not stable."""
+    opened = ShardOrder([3] * 200, 100, seed=1, shuffle=False).opens(2)
+    assert opened.lanes.tolist() == [*range(100)] * 2
+    assert opened.shards.tolist() == [*range(0, 200, 2), *range(1, 200, 2)]
+    assert opened.times.tolist() == [2.0] * 100 + [2 + 3 / 7] * 100
+
+
+def test_what_an_epoch_needs_is_computed_once(monkeypatch):
+    """Seen to fail: laid out at each call, and a window's block computed again."""
+    laid, computed = [], []
+    monkeypatch.setattr(shard_order, "philox_words", lambda seed, epoch, *of: laid.append(epoch) or philox_words(seed, epoch, *of))
+    monkeypatch.setattr(sliding_order, "splitmix64_stream", lambda *of: computed.append(len(of[0])) or splitmix64_stream(*of))
+    order = ShardOrder([40] * 50, 2, 30, 7)
+    for begin in range(0, 2000, 100):
+        order.indices(3, np.arange(begin, begin + 100))
+    assert laid == [3]
+    assert computed == [1000, 1000]
+    ShardOrder([40] * 50, 2, 1, 7).indices(3, np.arange(9))
+    assert laid == [3]
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 2], [7], [0, 11]])
+def test_the_shortest_window_and_lanes_of_unequal_length(counts):
+    """Seen to fail: with lanes of one length."""
+    order = ShardOrder(counts, 3, 2, 1)
+    for epoch in range(8):
+        assert sorted(whole(order, epoch)) == list(range(sum(counts)))
+    assert len({tuple(whole(order, epoch).tolist()) for epoch in range(8)}) > 1

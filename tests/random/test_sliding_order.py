@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock._random import sliding_order
 from penstock._random.orders import LONGEST
 from penstock._random.permutation import SLID, philox_words, splitmix64_stream
 from penstock.orders import SlidingOrder
@@ -68,3 +69,57 @@ def test_reads_at_the_far_end_of_the_longest():
     items = order.indices(5, positions)
     assert np.unique(items).size == 1000
     assert np.abs(items - positions).max() < 2**16
+
+
+def test_a_block_is_computed_once(monkeypatch):
+    """Otherwise each batch would sort a block. Seen to fail: without the block that is kept, and without the epoch of its keys."""
+    computed = []
+
+    def stream(candidates, *keys):
+        computed.append((int(candidates[0]), len(candidates)))
+        return splitmix64_stream(candidates, *keys)
+
+    keyed = []
+
+    def words(seed, epoch, *rest):
+        keyed.append(epoch)
+        return philox_words(seed, epoch, *rest)
+
+    monkeypatch.setattr(sliding_order, "splitmix64_stream", stream)
+    monkeypatch.setattr(sliding_order, "philox_words", words)
+    order = SlidingOrder(5000, 300, 1)
+    for epoch in (0, 3):
+        for begin in range(0, 2400, 16):
+            order.indices(epoch, np.arange(begin, begin + 16))
+    assert computed == [(0, 1500), (900, 1800)] * 2  # a block is four windows, and needs one more on each side
+    assert keyed == [0, 3]
+    computed.clear()
+    SlidingOrder(5000, 1).indices(0, np.arange(9))
+    assert computed == []
+    SlidingOrder(5000, 2).indices(0, np.arange(1030))
+    assert computed == [(0, 1026), (1022, 1028)]
+
+
+def test_equal_keys_leave_the_earlier_item_first(monkeypatch):
+    """Here keys are whole numbers of places, so that many are equal. Seen to fail: sorted by an algorithm that is not stable."""
+    monkeypatch.setattr(
+        sliding_order, "splitmix64_stream", lambda items, *keys: items * items * np.uint64(2654435761) % np.uint64(1024) << np.uint64(54)
+    )
+    ahead = [item * item * 2654435761 % 1024 for item in range(4000)]
+    assert whole(SlidingOrder(4000, 1024)).tolist() == sorted(range(4000), key=lambda item: item + ahead[item])
+
+
+def test_keys_are_counted_from_their_block():
+    """So that they fit 64 bits wherever it is. Seen to fail: counted from elsewhere."""
+    positions = np.arange(2**30 - 8192, 2**30 + 8192)
+    items = SlidingOrder(2**31, 1000, 1).indices(0, positions)
+    assert np.unique(items).size == positions.size
+    assert np.abs(items - positions).max() < 1000
+
+
+def test_the_largest_window():
+    assert SlidingOrder(5, 2**30).settings()["window"] == 2**30
+    with pytest.raises(
+        ValueError, match=r"^window=1073741825 must be a whole number below 1073741825. It is in items; 0 leaves them in order.$"
+    ):
+        SlidingOrder(5, 2**30 + 1)

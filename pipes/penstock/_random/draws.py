@@ -36,7 +36,7 @@ def looker(others: Callable[[], dict[str, Any]] = dict) -> Callable[[], Look]:
 
 def drawn(before: Look, after: Look) -> set[str]:
     """The generators that were used between two looks."""
-    return {name for name, was, now in zip(GENERATORS, before, after, strict=False) if was != now} | moved(before[3], after[3])
+    return {name for k, name in enumerate(GENERATORS) if before[k] != after[k]} | moved(before[3], after[3])
 
 
 def moved(before: dict[str, Any], after: dict[str, Any]) -> set[str]:

@@ -8,7 +8,7 @@ import struct
 import sys
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -132,13 +132,12 @@ class GlobalRngSnapshot:
     Their 8 KB are read only if one of a few words changed, their *marks*. A draw moves the position; a seed, a loaded state and a refill change all words.
     """
 
-    def __init__(self) -> None:
-        self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep no deviate
-        self._with_deviate: bytes | None = None  # when it was last known to keep one, which may have been used, or put back, since
-        self._marked: Any = None  # NumPy's generator, for which `_parts` were found
-        self._parts: list[memoryview] = []  # none: they are not where we expect them
-        self._marks: tuple[bytes, Any] = b"", None
-        self._states: States | None = None  # at these marks
+    _without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep no deviate
+    _with_deviate: bytes | None = None  # when it was last known to keep one, which may have been used, or put back, since
+    _marked: Any = None  # NumPy's generator, for which `_parts` were found
+    _parts: list[memoryview]  # none: they are not where we expect them
+    _marks: tuple[bytes, Any]
+    _states: States | None  # at these marks
 
     def __reduce__(self) -> Any:
         return GlobalRngSnapshot, ()  # the addresses are those of this process
@@ -223,7 +222,7 @@ def _marks_of(generator: Any) -> list[memoryview]:
     if numpys is None or pythons is None or torchs is None:
         return []
     # The first words, because `seed` sets some of them to constants, the position, and the deviates kept for the next call.
-    return [memoryview(cast("Any", part)) for part in (numpys[:40], numpys[-4:], pythons[1][:40], *torchs.marks)]
+    return [part.data for part in (numpys[:40], numpys[-4:], pythons[1][:40], *torchs.marks)]
 
 
 @final
@@ -239,7 +238,7 @@ class TorchMemory:
 
     def __init__(self, generator: torch.Generator) -> None:
         address, state = getattr(generator, "_cdata", None), generator.get_state().numpy()
-        if not isinstance(address, int) or len(state) < 24 + 8 * _WORDS:
+        if not isinstance(address, int):
             raise ValueError
         words = state[24 : 24 + 8 * _WORDS].view(np.uint64).astype(np.uint32).tobytes()
         place = ctypes.string_at(address, 256).find(words[:16])  # if the first words are in there, the object contains all of them

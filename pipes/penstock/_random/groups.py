@@ -133,6 +133,6 @@ def _grouped(group_of: Int64s, groups: int) -> Groups:
     first = np.full(groups, len(group_of))
     np.minimum.at(first, group_of, np.arange(len(group_of)))
     place = np.empty(groups, np.int64)
-    place[np.argsort(first, kind="stable")] = np.arange(groups)
+    place[np.argsort(first)] = np.arange(groups)
     at = place[group_of]
     return Groups(np.argsort(at, kind="stable"), np.cumsum([0, *np.bincount(at, minlength=groups).tolist()]))

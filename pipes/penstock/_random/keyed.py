@@ -117,7 +117,7 @@ class KeyBlock:
     def __init__(self, keys: Keys, indices: Int64s) -> None:
         self._sizes, self._short = keys.sizes, keys.short
         codes = keys.codes[indices]
-        small = np.int32 if len(keys) < 2**31 and len(indices) < 2**31 else np.int64
+        small = np.int32 if max(len(keys), len(indices)) < 2**31 else np.int64
         self.indices = indices.astype(small)
         self._members = np.argsort(codes, kind="stable").astype(small)  # offsets in the block, those of the first key first
         self._bounds: Int64s = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(keys.sizes)))])
@@ -154,7 +154,7 @@ class KeyBlock:
             ends[few - 1] = begins[few] = (begins[few - 1] + ends[few]) // 2
             spare = np.zeros_like(full)
             spare[keys] = np.maximum(ranks - (ends - begins), 0)  # of the last round of each key
-        order = np.argsort(self._members[ends - 1], kind="stable")
+        order = np.argsort(self._members[ends - 1])
         return KeyRounds(keys[order], begins[order], ends[order], np.maximum(-spare, 0), np.maximum(spare, 0))
 
     def hand(

@@ -44,7 +44,7 @@ def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s, used: Sequence[
     slots = np.arange(size)
     items = slots - spread(np.cumsum(quotas, axis=1) - quotas)
     counter = np.array([[k % 2**64] for k in blocks], np.uint64) * np.uint64(size) + slots.astype(np.uint64)
-    of_sources = (counter[:, :1] * np.uint64(MOST) + known).astype(np.uint64, copy=False)
+    of_sources = counter[:, :1] * np.uint64(MOST) + known
     times = _uniform(splitmix64_stream(counter, keys[0], keys[1]))
     times += items
     times *= spread(1 / np.maximum(quotas, 1))

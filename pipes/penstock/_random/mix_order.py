@@ -155,7 +155,7 @@ class MixOrder(PlainOrder):
             self._said_at = {begun: entries for begun, entries in self._said_at.items() if begun <= kept}
             for number in range(kept, len(merged)):
                 before = self._used[-1] if number else [False] * len(self.names)
-                self._used.append([share > 0 or was_used for share, was_used in zip(merged[number].shares, before, strict=True)])
+                self._used.append([share > 0 or before[source] for source, share in enumerate(merged[number].shares)])
                 self._keys.append(philox_words(self._seed, number, MIXED, 6))
                 self._counts.append(self._runs_before(number - 1, merged[number].start) if number else [0] * len(self.names))
         except BaseException:  # Ctrl-C
@@ -164,10 +164,10 @@ class MixOrder(PlainOrder):
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
         """The exact shares of the sources in the items from ``begin`` to ``end - 1``."""
-        starts = [stage.start * self.run for stage in self.stages] + [max(end, self.stages[-1].start * self.run)]
+        starts = [*(stage.start * self.run for stage in self.stages), end]
         items = [max(0, min(end, until) - max(begin, start)) for start, until in pairwise(starts)]
-        taken = [list(zip(items, (stage.shares[source] for stage in self.stages), strict=True)) for source in range(len(self.names))]
-        return {name: sum((n * share for n, share in of), Fraction(0)) for name, of in zip(self.names, taken, strict=True)}
+        taken = [*zip(items, self.stages, strict=True)]
+        return {name: sum((n * stage.shares[source] for n, stage in taken), Fraction(0)) for source, name in enumerate(self.names)}
 
     def _indices(self, number: int, start: int, runs: Int64s, within: Int64s | int) -> Int64s:
         """Dataset indices of ``runs``, counted from run ``start`` of a stage; ``within``: places in their runs."""
@@ -220,8 +220,7 @@ class MixOrder(PlainOrder):
 
     def _epoch_size(self, asked: int | Literal["first", "all"] | None) -> int:
         if asked is None:
-            first = sum(length for length, used in zip(self.lengths, self._used[0], strict=True) if used)
-            return max(1, first // self.run) * self.run
+            return max(1, sum(self.lengths[source] for source in self.used(1)) // self.run) * self.run
         if asked in ("first", "all"):
             up = asked == "all"
             places = [self._place_of(source, length // self.run) for source, length in enumerate(self.lengths)]
@@ -230,9 +229,7 @@ class MixOrder(PlainOrder):
                     f"stop='all': the source {self.names[places.index(None)]!r} has no weight in the last stage and does not finish before it. Use epoch_size."
                 )
             # The first run with a repeated item is excluded; for "all" it is kept if some of its items are new.
-            found = [
-                place + (up and length % self.run > 0) for place, length in zip(places, self.lengths, strict=True) if place is not None
-            ]
+            found = [place + (up and self.lengths[source] % self.run > 0) for source, place in enumerate(places) if place is not None]
             n = (max(found) if up else min(found)) * self.run
             if not n:
                 raise ValueError(f"stop='first': run={self.run} is longer than a source. Use epoch_size.")
@@ -248,11 +245,8 @@ class MixOrder(PlainOrder):
         stage, rest = self.stages[number], count - self._counts[number][source]
         if not (share := stage.shares[source]):
             return None
-        block = int(rest / (share * stage.block))  # within 1: a source is never off by more at a block's end
-        while stage.before(block)[source] > rest:
-            block -= 1
-        while stage.before(block + 1)[source] <= rest:
-            block += 1
+        block = int(rest / (share * stage.block))
+        block += stage.before(block + 1)[source] <= rest  # at a block's end a source is off by less than 1
         places = np.flatnonzero(self._laid_out(number, [block]).sources[0] == source)
         return stage.start + block * stage.block + int(places[rest - stage.before(block)[source]])
 

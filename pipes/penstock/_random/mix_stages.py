@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from numbers import Rational
 from typing import Any, Final
 
 import torch
@@ -95,8 +94,8 @@ def added_stages(changes: dict[str, Any]) -> list[tuple[int, Weights]]:
     Raises:
         StateError: They are.
     """
-    if changes.keys() - {"stages"}:
-        raise ValueError(f"a mix has stages to change, but not {', '.join(sorted(changes))}.")
+    if others := changes.keys() - {"stages"}:
+        raise ValueError(f"a mix has stages to change, but not {', '.join(sorted(others))}.")
     try:
         return [(start, weights) for start, weights in changes.get("stages", ())]
     except (TypeError, ValueError):
@@ -135,11 +134,7 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
 
 def _exact(weight: Any, name: str, where: str) -> Fraction:
     try:
-        exact = (
-            Fraction(int(weight.numerator), int(weight.denominator))
-            if isinstance(weight, Rational) and not isinstance(weight, bool)
-            else Fraction(str(weight.item() if isinstance(weight, torch.Tensor) else weight))
-        )
+        exact = Fraction(str(weight.item() if isinstance(weight, torch.Tensor) else weight))
     except (ArithmeticError, ValueError, RuntimeError):
         exact = Fraction(-1)
     if exact < 0:
