@@ -133,7 +133,7 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
 
 
 _REMEDIES: Final = {
-    **dict.fromkeys(("dataset_length", "shards"), " (for data that have more behind what there was: grow=True)"),
+    **dict.fromkeys(("dataset_length", "shards"), " (if there is more behind what there was: grow=True; in a mix, one more source)"),
     "held": " (a step holds this; its settings() may say what counts instead)",
     "skip": " (of the ranges to skip, those that begin before the state: what was delivered cannot be skipped, and what was skipped is not delivered)",
     "sample_seed": " (pass the same seed on every rank: samples draw different numbers anyway, by their position)",
@@ -143,7 +143,7 @@ _REMEDIES: Final = {
 
 _CHECKSUMS: Final = {
     "orders": "the orders of the mix's sources",
-    "sources": "the names, lengths and orders of the mix's sources",
+    "sources": "the names, lengths and orders of the mix's sources that were used, which must stay; the weight 0 in a new stage ends one",
     "stages": "the mix's weights up to here; to change them from here on, add a stage",
     "weights": "all weights",
     SHARD_NAMES: "the names of the shards, in their order",

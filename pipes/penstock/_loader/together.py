@@ -139,8 +139,8 @@ def _check_grow(facts: DatasetFacts, asked: Asked) -> None:
         )
     if not facts.grows and (facts.read != "by index" or facts.names or facts.own_order(shuffle=False, seed=0) is not None):
         raise ValueError(
-            f"grow=True compares the length of a map-style dataset, but {facts.name} has shards, a subset's indices, an order of its own, or no length. Pass grow=True to its Shards or Stream, "
-            f"if it is one; if it is a Mix, add a source; otherwise build a new loader without a state."
+            f"grow=True compares the length of a map-style dataset, but {facts.name} has files or shards, a subset's indices, an order of its own, or no length. Pass grow=True to its Shards or "
+            f"Stream, if it is one; if it is a Mix, add a source; otherwise begin the run with a Mix of it, to which a source can be added."
         )
     facts.grows = True
 

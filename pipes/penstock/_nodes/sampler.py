@@ -67,13 +67,13 @@ class Sampler(FirstNode[Indices]):
         self.why_ranks_differ = order.why_ranks_differ if isinstance(order, PlainOrder) else None
         # Each protocol is asked once, because Python 3.11 takes 10 us to answer.
         self._planned = order if isinstance(order, PlannedOrder) else None
-        scheduled, continuing = isinstance(order, ScheduledOrder), isinstance(order, ContinuingOrder)
+        self._scheduled, continuing = order if isinstance(order, ScheduledOrder) else None, isinstance(order, ContinuingOrder)
         self._looks_ahead = isinstance(order, PlainOrder) and not (self.grain or continuing or self._planned is not None)
         self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
         # Ranks with other weights are compared, so these are no part of what two loaders must have in common for that.
         settings = {name: value for name, value in settings.items() if name != "weights" or not isinstance(order, WeightedOrder)}
-        super().__init__(Facts(settings, {"all stages": settings} if scheduled else {}, carries_over_epochs=continuing))
+        super().__init__(Facts(settings, {"all stages": settings} if self._scheduled is not None else {}, carries_over_epochs=continuing))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order}
@@ -209,7 +209,7 @@ class Sampler(FirstNode[Indices]):
         return int(begin + place["position"])
 
     def choices(self) -> dict[str, Any]:
-        stages = {"all stages": self.order.settings()} if isinstance(self.order, ScheduledOrder) else {}
+        stages = {"all stages": self._scheduled.settings()} if self._scheduled is not None else {}
         return {"skip": self.skips.ranges, **stages, **(self.order.choices() if isinstance(self.order, PlainOrder) else {})}
 
     def check(self, state: Any) -> None:
@@ -238,7 +238,7 @@ class Sampler(FirstNode[Indices]):
             return {}
         at = origin + min(position, self._n)
         begun = self.skips.begun(at if self.facts.carries_over_epochs else epoch * self._n + at) if self.skips.ranges else []
-        stages = self.order.settings_at(epoch, at) if isinstance(self.order, ScheduledOrder) else {}
+        stages = self._scheduled.settings_at(epoch, at) if self._scheduled is not None else {}
         return {**stages, **({"skip": begun} if begun else {})}
 
     @property
