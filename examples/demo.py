@@ -161,9 +161,16 @@ def typical(epochs: list[list[float]]) -> tuple[float, float]:
     return 1000 * first, 1000 * other
 
 
-def draw(measured: dict[str, list[list[float]]], file: Path, ink: str = "#24292f", figsize: tuple[float, float] = (10, 7.5)) -> None:
+def draw(
+    measured: dict[str, list[list[float]]],
+    file: Path,
+    ink: str = "#24292f",
+    paper: str = "#ffffff",
+    figsize: tuple[float, float] = (10, 7.5),
+) -> None:
     """Draw every wait as a dot, in one row per loader, with the first batch of each epoch highlighted."""
     mpl.rcParams.update(dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink))
+    mpl.rcParams.update({"axes.facecolor": paper, "figure.facecolor": paper})  # so that it can be read whatever the page's colours are
     mpl.rcParams["svg.hashsalt"] = "waits"  # equal waits make equal files
     figure, rows = plt.subplots(len(measured), sharex=True, sharey=True, figsize=figsize, layout="constrained")
     figure.suptitle("How long training waits for each batch", x=0.01, ha="left", fontsize=15, weight="bold")
@@ -185,14 +192,14 @@ def draw(measured: dict[str, list[list[float]]], file: Path, ink: str = "#24292f
     rows[-1].set_xlabel(
         "training step (grey lines: a new epoch begins; penstock's bursts: its workers get the next few batches to load at once)"
     )
-    figure.savefig(file, dpi=120, transparent=file.suffix == ".svg", metadata={"Date": None} if file.suffix == ".svg" else None)
+    figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def picture(folder: Path) -> None:
     """The picture of README, on a light and on a dark page."""
     measured = measure()
-    for name, ink in (("light", "#24292f"), ("dark", "#d0d7de")):
-        draw(measured, folder / f"waits-{name}.svg", ink, (10, 5.6))
+    for name, ink, paper in (("light", "#24292f", "#ffffff"), ("dark", "#d0d7de", "#131416")):
+        draw(measured, folder / f"waits-{name}.svg", ink, paper, (10, 5.6))
 
 
 def main() -> str | None:

@@ -34,6 +34,7 @@ PROGRAMS = {  # the column's title
     "changes_while_it_runs": "changes while it runs",
     "settled_out_of_order": "settled out of order",
 }
+AT_ONCE = 5  # columns of a table
 BEGIN, END = "<!-- {}: written by examples/comparison/table.py -->", "<!-- end of {} -->"
 
 
@@ -65,18 +66,15 @@ def asked(pythons: list[str], programs: list[str], loaders: list[str]) -> dict[t
 
 
 def overview(found: dict[tuple[str, str], Row]) -> str:
-    """A row for each loader, in Markdown."""
+    """A row for each loader, in Markdown: two tables, because one would be wider than a page."""
     names = {name: row.version for (_, name), row in found.items()}
     programs = [program for program in PROGRAMS if any(one == program for one, _ in found)]
-    lines = [
-        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {os.cpu_count()} cores.",
-        "",
-        "| | " + " | ".join(PROGRAMS[program] for program in programs) + " |",
-        "|---" * (1 + len(programs)) + "|",
-    ]
-    for name in [name for name in PEERS if name in names]:
-        cells = [found[program, name].found if (program, name) in found else "-" for program in programs]
-        lines.append(f"| {f'**{name}**' if name == 'penstock' else name} {names[name]} | " + " | ".join(cells) + " |")
+    lines = [f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {os.cpu_count()} cores."]
+    for some in (programs[:AT_ONCE], programs[AT_ONCE:]):
+        lines += ["", "| | " + " | ".join(PROGRAMS[program] for program in some) + " |", "|---" * (1 + len(some)) + "|"]
+        for name in [name for name in PEERS if name in names]:
+            cells = [found[program, name].found if (program, name) in found else "-" for program in some]
+            lines.append(f"| {f'**{name}**' if name == 'penstock' else name} {names[name]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

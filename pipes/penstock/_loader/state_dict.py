@@ -134,6 +134,7 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
 
 _REMEDIES: Final = {
     **dict.fromkeys(("dataset_length", "shards"), " (if there is more behind what there was: grow=True; in a mix, one more source)"),
+    "batch_size": " (of one rank; with Buckets keep it, whatever the number of ranks, because it is part of the plan of the epoch)",
     "held": " (a step holds this; its settings() may say what counts instead)",
     "skip": " (of the ranges to skip, those that begin before the state: what was delivered cannot be skipped, and what was skipped is not delivered)",
     "sample_seed": " (pass the same seed on every rank: samples draw different numbers anyway, by their position)",
