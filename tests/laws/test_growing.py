@@ -5,9 +5,12 @@ Sample i of part s is ``1000 * s + i``. Shards have 3, 4 or 5 records, and ranks
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +18,11 @@ import torch
 from torch.utils.data import Subset
 
 import penstock
-from penstock import GraphError, Loader, Mix, Shards, StateError, StateMismatch, Stream, formats
+from penstock import GraphError, Loader, Mix, Shards, StateError, StateMismatch, Stream, formats, nodes
+from penstock._loader import loader as roof
+from penstock._loader.run_changes import skipping
+from penstock._random import growth
+from penstock._streams import sharded, stream
 from penstock.orders import SequentialOrder, ShuffledOrder
 
 if TYPE_CHECKING:
@@ -234,6 +241,76 @@ class TestLives:
             one, other = iter(fresh), iter(used)
             assert [next(one).tolist() for _ in range(20)] == [next(other).tolist() for _ in range(20)]
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_copy_and_a_pickle(self, kind: str) -> None:
+        """Seen to fail: with a function inside a function, and with a dataset that has forgotten that it grows."""
+        with load(kind, 6) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        found = []
+        for copied in (None, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))):
+            with load(kind, 9) as built, built if copied is None else copied(built) as loader:
+                loader.load_state_dict(state)
+                found.append(([batch.tolist() for _, batch in zip(range(30), loader, strict=False)], loader.state_dict()))
+        assert found[1:] == found[:1] * 2
+
+    @pytest.mark.parametrize("kind", ["samples", "shards"])
+    def test_sizes_of_batches_that_change(self, kind: str) -> None:
+        """They are counted in samples since the start of training, of epochs that became longer. Seen to fail: with all epochs as long as the present one."""
+        sizes = penstock.Ramp([(0, 2), (2 * len(KINDS[kind](6)) + 4, 3)])
+        words: dict[str, Any] = {"batch_size": sizes, "tail": None, "drop_last": False, "infinite": False}
+        with load(kind, 6, **words) as loader:
+            assert {len(batch) for batch in loader} == {2} or kind == "shards"
+            state = loader.state_dict()
+        with load(kind, 9, **words) as loader:
+            loader.load_state_dict(state)
+            seen = [len(batch) for _ in range(2) for batch in loader]
+            assert sum(seen) == 2 * len(KINDS[kind](9))
+        first = len(KINDS[kind](6)) + 4  # of the samples after the first epoch, so many come in twos
+        assert [size for size in seen if size == 3]
+        assert sum(seen[: seen.index(3)]) in (first, first + 1)
+
+    def test_an_attribute_of_that_name(self) -> None:
+        """A user's dataset may have parts of its own. Seen to fail: by calling them."""
+
+        class Kept(list[int]):
+            parts = ("a", "b")
+
+        with Loader.from_dataset(Kept(range(3)), grow=True, batch_size=None) as loader:
+            assert list(loader) == [0, 1, 2]
+
+    def test_empty_shards_come_first(self) -> None:
+        """A state from before there was grow=True has the number of its records, not of its shards. Seen to fail: with the most shards of that number."""
+
+        def build(counts: list[int], **words: Any) -> Loader[Any]:
+            data = Shards(
+                names(len(counts)),
+                lambda shard: [1000 * int(shard) + i for i in range(counts[int(shard)])],
+                counts=counts,
+                lanes=1,
+                **words,
+            )
+            return Loader.from_dataset(data, batch_size=None)
+
+        for before in ([3, 4], [0, 0], [3, 0, 4, 0], []):
+            with build(before) as loader:
+                state = loader.state_dict()
+            with build([*before, 0, 0, 5], grow=True) as loader:
+                loader.load_state_dict(state)
+                assert len(list(loader)) == sum(before) + 5
+
+    def test_shards_are_named_once(self) -> None:
+        """A state takes no longer for many shards. Seen to fail: with their names in each."""
+        looked: list[Any] = []
+        for kind in ("shards", "stream"):
+            words = {"counts": [3] * 50} if kind == "shards" else {"epoch_size": EPOCH, "bookmarks": False}
+            data: Any = (Shards if kind == "shards" else Stream)(names(50), records, lanes=LANES, grow=True, **words)
+            with Loader.from_dataset(data, batch_size=2) as loader, pytest.MonkeyPatch.context() as patch:
+                state = loader.state_dict()
+                patch.setattr(sharded, "names_of", looked.append)
+                assert loader.state_dict() == state
+        assert not looked
+
     def test_a_run_that_began_without_it(self) -> None:
         """Seen to fail: without `presumed`."""
         for kind in KINDS:
@@ -290,6 +367,15 @@ class TestFiles:
     def write(self, folder: Path, files: range) -> None:
         for file in files:
             (folder / f"{file:03}.jsonl").write_text("".join(json.dumps({"x": one}) + "\n" for one in records(str(file))))
+
+    def test_balance_reads_all_shards(self, tmp_path: Path) -> None:
+        """Whose samples go to any rank, and so to any worker. Seen to fail: with lanes of one worker each."""
+        self.write(tmp_path, range(5))
+        data = formats.jsonl(str(tmp_path / "*.jsonl"), counts=[len(records(name)) for name in names(5)], lanes=2, grow=True)
+        assert isinstance(data, Shards)
+        for balance, cuts in ((None, 2), ([1] * len(data), None)):
+            with Loader.from_dataset(data, batch_size=2, balance=balance):
+                assert data.forward_cuts == cuts
 
     @pytest.mark.parametrize("kind", ["stream", "shards", "parquet"])
     def test_a_pattern_finds_more(self, kind: str, tmp_path: Path) -> None:
@@ -353,7 +439,147 @@ def of_two_lanes(samples: int) -> list[int]:
     return [lanes[k % 2][k // 2] for k in range(samples)]
 
 
+class TestLoadsOfAUsedLoader:
+    """Threads read a stream while its loader loads a state."""
+
+    def stream(self, many: int, read: Callable[[str], Any] = records, **words: Any) -> Loader[Any]:
+        return Loader.from_dataset(
+            Stream(names(many), read, epoch_size=EPOCH, lanes=LANES, bookmarks=False, grow=True), batch_size=2, seed=3, **words
+        )
+
+    def test_one_that_is_refused_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Seen to fail: with threads that read by the shards of the refused state until it was refused."""
+        gate, many = threading.Semaphore(0), 40
+
+        def read(shard: str) -> Iterator[int]:
+            for record in records(shard):
+                gate.acquire(timeout=60)
+                yield record
+
+        with self.stream(many) as loader:
+            expected = [batch.tolist() for batch in loader]
+        with load("stream", 4, seed=99) as loader:
+            other = loader.state_dict()
+        with self.stream(many, read, num_workers=2, method="thread", prefetch_factor=8) as loader:
+            gate.release(100)
+            batches = iter(loader)
+            found = [next(batches).tolist() for _ in range(3)]
+
+            def differ(*_: Any) -> list[str]:  # while the state is compared, the threads read on
+                gate.release(1000)
+                stream: Any = loader.dataset
+                assert [stream[item] for item in range(90, 96)] == [value for batch in expected_on[45:48] for value in batch]
+                return ["all of it"]
+
+            with self.stream(many, infinite=True) as endless:
+                expected_on = [batch.tolist() for _, batch in zip(range(48), endless, strict=False)]
+            monkeypatch.setattr(roof, "changes", differ)
+            with pytest.raises(StateMismatch):
+                loader.load_state_dict(other)
+            monkeypatch.undo()
+            found += [batch.tolist() for batch in batches]
+        assert found == expected
+
+    def test_a_thread_that_reads_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may not leave lanes behind that deal as before. Seen to fail: with the deal set after the lanes are dropped."""
+        with load("stream", 4) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        with load("stream", 9) as loader:
+            loader.load_state_dict(state)
+            expected = [batch.tolist() for _, batch in zip(range(30), loader, strict=False)]
+        with load("stream", 9) as loader:
+            next(iter(loader))
+            data: Any = loader.dataset
+            real = growth.GrowingDeal
+
+            def deal(*args: Any, **words: Any) -> Any:
+                data[7]  # as a thread would that finishes a batch of before
+                return real(*args, **words)
+
+            monkeypatch.setattr(stream, "GrowingDeal", deal)
+            loader.load_state_dict(state)
+            assert [batch.tolist() for _, batch in zip(range(30), loader, strict=False)] == expected
+
+    def test_it_does_not_wait_for_a_reader(self) -> None:
+        """Of a loader without grow=True, whose thread may be stuck in a sample. Seen to fail: by waiting for the thread."""
+        stuck, on = threading.Event(), threading.Event()
+
+        def slow(index: int) -> int:
+            if index == 6:
+                stuck.set()
+                on.wait(60)
+            return index
+
+        source = nodes.Cycler(nodes.Sampler(SequentialOrder(9)))
+        with Loader(nodes.Prefetcher(nodes.ParallelMapper(source, slow, num_workers=0), prefetch_factor=4)) as loader:
+            state = loader.state_dict()
+            items = iter(loader)
+            assert [next(items) for _ in range(5)] == [*range(5)]  # the thread begins after a few
+            assert stuck.wait(60)
+            loader.load_state_dict(state)
+            assert not on.is_set()
+            on.set()
+            assert list(loader) == [*range(9)]
+
+
 class TestRefused:
+    def test_files_whose_pieces_have_moved(self, tmp_path: Path) -> None:
+        """An old file with one more row group moves those of the files behind it. Seen to fail: without the pieces in the state, which loaded, and other samples came."""
+        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+
+        def write(file: str, groups: int) -> None:
+            with parquet.ParquetWriter(tmp_path / file, arrow.schema([("x", arrow.int64())])) as writer:
+                for group in range(groups):
+                    writer.write_table(arrow.table({"x": [10 * group, 10 * group + 1]}))
+
+        def build(epoch_size: int | None, **words: Any) -> Loader[Any]:
+            data = formats.parquet(str(tmp_path / "*.parquet"), lanes=1, epoch_size=epoch_size, **words)
+            return Loader.from_dataset(data, batch_size=2, transform=lambda row: row["x"])
+
+        for epoch_size in (None, 10):
+            write("a.parquet", 2)
+            write("b.parquet", 2)
+            with build(epoch_size) as loader:
+                plain = loader.state_dict()
+            with build(epoch_size, grow=True) as loader:
+                loader.load_state_dict(plain)
+                state = loader.state_dict()
+            write("c.parquet", 1)
+            with build(epoch_size, grow=True) as loader:
+                loader.load_state_dict(state)
+            (tmp_path / "c.parquet").unlink()
+            write("a.parquet", 3)
+            with build(epoch_size, grow=True) as loader:
+                before = loader.state_dict()
+                with pytest.raises(StateMismatch, match=r"pieces was '\w+' and is '\w+' .*row groups"):
+                    loader.load_state_dict(state)
+                assert loader.state_dict() == before
+
+    def test_ranges_that_the_command_would_skip(self) -> None:
+        """Seen to fail: with a state that counts its samples by one length, and then loads nowhere."""
+        for kind in KINDS:
+            with load(kind, 9) as loader:
+                state = json.loads(loader.state_dict()["penstock"])
+            if kind == "stream":
+                assert skipping(state, [(6, 9)])["changes"]["skip"] == [[6, 9]]
+            else:
+                with pytest.raises(StateError, match="does not count the samples since the start of training: .* grow=True"):
+                    skipping(state, [(6, 9)])
+
+    def test_without_strict(self) -> None:
+        """As other loaders, it then begins the next epoch. Seen to fail: with an error."""
+        for kind in KINDS:
+            with load(kind, 9) as loader:
+                next(iter(loader))
+                state = loader.state_dict()
+            with load(kind, 8) as less, Loader.from_dataset(KINDS[kind](9), batch_size=2) as plain:
+                for loader in (less, plain):
+                    with pytest.warns(UserWarning, match="strict=False: this state was saved under other settings"):
+                        loader.load_state_dict(state, strict=False)
+                    assert loader.epoch == 1
+                    assert len(next(iter(loader))) == 2
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_data_that_shrank(self, kind: str) -> None:
         with load(kind, 9) as loader:

@@ -132,7 +132,7 @@ class DatasetFacts:
         return dataset if isinstance(dataset, DatasetFacts) else cls(dataset)
 
     def __reduce__(self) -> Any:
-        return DatasetFacts, (self.dataset, vars(self).get("read"))  # what the caller knew; the rest is asked again
+        return DatasetFacts, (self.dataset, vars(self).get("read")), {"grows": self.grows}  # what the caller knew; the rest is asked again
 
     @cached_property
     def read(self) -> Read:
@@ -228,6 +228,11 @@ class DatasetFacts:
         """See `DatasetLike`."""
         if (say := getattr(self.dataset, "read_by_all", None)) is not None:
             say()
+
+    @property
+    def parts(self) -> Any:
+        """The method of a dataset that `grows` by itself; None if it does not, whatever it has of that name."""
+        return getattr(self.dataset, "parts", None) if getattr(self.dataset, "grows", False) is True else None
 
     @property
     def lanes(self) -> int | None:

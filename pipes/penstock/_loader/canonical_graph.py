@@ -280,7 +280,10 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
     if asked.given is not None:
         return _sampled(asked, shares)
     if facts.grows and facts.lanes is None:
-        return growing(facts, shuffle=asked.shuffle, seed=asked.seed), shares
+        source = growing(facts, shuffle=asked.shuffle, seed=asked.seed)
+        if shares.costs is not None:
+            facts.read_by_all()
+        return source, shares
     if asked.order is None:
         facts.samples()
         order = facts.order(shuffle=asked.shuffle, seed=asked.seed)

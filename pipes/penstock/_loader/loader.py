@@ -320,9 +320,8 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._runs.roll_back()
         state = parsed(state_dict)
-        before = self._changes.adopt(self._changes.of(state))
-        try:
-            changed = changes(state["settings"], self._settings_at(state["state"]))
+        with self._changes.adopted(self._changes.of(state), strict=strict is not False) as refused:
+            changed = [*refused, *changes(state["settings"], self._settings_at(state["state"]))]
             if changed and strict is not False:
                 way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
                 raise StateMismatch(
@@ -335,9 +334,6 @@ class Loader(FromDataset, Generic[T]):
                 inner = state["state"]
                 self.root.check(inner)
             self._changes.resume_at(inner)
-        except BaseException:
-            self._changes.adopt(before)
-            raise
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()

@@ -20,6 +20,8 @@ from penstock._random.mix_stages import as_json
 from penstock._random.schedules import Skips
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock._loader.graph_reader import GraphReader
 
 _PLAIN: Final = 512
@@ -54,37 +56,40 @@ class RunChanges:
     def resume_at(self, state: Any) -> None:
         """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
         if (at := place_of(state)) is not None:
-            before = self._first.changes()
-            with self._reader.still():
-                self._first.resume_at(*at)
-            self._changed_from(before)
+            self._first.resume_at(*at)
 
-    def _changed_from(self, before: dict[str, Any]) -> None:
-        self._saved = None
-        if before.get("grow") != self._first.changes().get("grow"):
-            self._reader.renew_workers()  # the copy of a stream that each of them has finds its shards itself
+    @contextlib.contextmanager
+    def adopted(self, changes: dict[str, Any], *, strict: bool) -> Iterator[list[str]]:
+        """Have these changes, and no others; those before, if the context raises. Nothing reads by them until it has ended.
 
-    def adopt(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Have these changes, and no others. Returns those before.
+        Yields:
+            Why this loader cannot have them, so that it has none, if not ``strict``.
 
         Raises:
             StateError: They are damaged.
             StateMismatch: This loader cannot have them.
         """
-        before: dict[str, Any] = self._first.changes()
-        if changes != before:
+        before, refused = self._first.changes(), list[str]()
+        with self._reader.still() if changes != before else contextlib.nullcontext():
             try:
-                with self._reader.still():
-                    self._first.adopt(changes)
-            except (TypeError, ValueError) as exc:
-                if isinstance(exc, StateError):
-                    raise
-                raise StateMismatch(
-                    f"the run that saved this state had changed {', '.join(map(str, changes))}, which this loader cannot do: {exc}"
-                ) from None
+                try:
+                    if changes != before:
+                        self._first.adopt(changes)
+                except (TypeError, ValueError) as exc:
+                    if isinstance(exc, StateError):
+                        raise
+                    refused = [f"the run that saved this state had changed {', '.join(changes)}, which this loader cannot do: {exc}"]
+                    if strict:
+                        raise StateMismatch(refused[0]) from None
+                    self._first.adopt({})
+                yield refused
+                if before.get("grow") != self._first.changes().get("grow"):
+                    self._reader.renew_workers()  # the copy of a stream that each of them has finds its shards itself
+            except BaseException:
+                self._first.adopt(before)
+                raise
             finally:
-                self._changed_from(before)
-        return before
+                self._saved = None
 
     def told(self, state: Any) -> str:
         """Where a state is that does not fit, for the message; it is not checked."""
@@ -163,19 +168,19 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
         ValueError: A range begins before the state, or overlaps another one.
     """
     settings, (epoch, at) = state["settings"], place_of(state["state"]) or (0, {})
-    length = settings.get("length", -1)
+    length, changes = settings.get("length", -1), changes_in(state)
     at = {"position": length} if at is None else at
     position, origin = at.get("position"), at.get("origin", epoch * length)
-    if "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
+    grows = "grow" in changes and "origin" not in at
+    if grows or "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
         raise StateError(
-            "this state does not count the samples since the start of training: its loader has a sampler, groups, or an iterable. Only an order can skip."
+            f"this state does not count the samples since the start of training: its loader has a sampler, groups, {'grow=True, ' * grows}or an iterable. Only an order can skip."
         )
     here = origin + position - at.get("left", 0)
     if (first := min(begin for begin, _ in ranges)) < here:
         raise ValueError(
             f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot be skipped. Take an older state."
         )
-    changes = changes_in(state)
     return {**state, **packed({**changes, "skip": Skips([*changes.get("skip", []), *ranges]).ranges})}
 
 

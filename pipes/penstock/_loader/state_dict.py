@@ -148,14 +148,15 @@ _CHECKSUMS: Final = {
     "stages": "the mix's weights up to here; to change them from here on, add a stage",
     "weights": "all weights",
     SHARD_NAMES: "the names of the shards, in their order",
+    "pieces": "the numbers of row groups or batches in the files",
     SUBSET_INDICES: "the indices of the Subset",
 }
 """What the settings that are checksums stand for."""
 
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Each setting that differs, with both values. A seed is compared if both have it: a mapper may be added or removed."""
-    unseeded = {name for name in SEEDS if name not in saved or name not in now}
+    """Each setting that differs, with both values. A seed is compared if both have it: a mapper may be added or removed. So are the pieces, which only growing data tell."""
+    unseeded = {name for name in (*SEEDS, "pieces") if name not in saved or name not in now}
     saved, now = ({name: value for name, value in settings.items() if name not in unseeded} for settings in (saved, now))
     return differences(saved, now)
 

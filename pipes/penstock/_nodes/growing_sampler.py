@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
 
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields
 from penstock._nodes.sampler import Sampler
 from penstock._random.growth import WHY, Growth, Parts
 from penstock._random.orders import SequentialOrder, ShuffledOrder
+from penstock._random.schedules import Skips
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from penstock._fetch.dataset_facts import DatasetFacts
     from penstock._fetch.indices import Indices
-    from penstock._random.order import Order
 
 
 def growing(facts: DatasetFacts, *, shuffle: bool, seed: int) -> GrowingSampler:
     """The source of a dataset that `grows`: of its own parts, or else of its samples."""
-    if (own := getattr(facts.dataset, "parts", None)) is not None:
+    if (own := facts.parts) is not None:
         return GrowingSampler(own(shuffle=shuffle, seed=seed))
-
-    def order(samples: int) -> Order:
-        return ShuffledOrder(samples, seed) if shuffle else SequentialOrder(samples)
-
-    return GrowingSampler(Parts(facts.samples(), "samples", order, lambda samples: {"dataset_length": samples}, lambda samples: samples))
+    return GrowingSampler(Parts(facts.samples(), "samples", partial(ShuffledOrder, seed=seed) if shuffle else SequentialOrder))
 
 
 @final
@@ -39,10 +37,11 @@ class GrowingSampler(FirstNode["Indices"]):
 
     has_notes = True
     why_ranks_differ = WHY
+    skips = Skips()
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.growth = Growth(parts.now, parts.noun, self._said)
+        self.growth = Growth(parts.now, parts.noun, self._settings)
         self._samplers: dict[int, Sampler] = {}
         now = self._of(parts.now).facts.settings
         # Ranks that have found different data are to be compared, so only what all numbers of parts have in common goes into the settings.
@@ -69,15 +68,14 @@ class GrowingSampler(FirstNode["Indices"]):
     def passed(self, place: State) -> int:
         epoch = place["epoch"]
         begun = [era for era in self.growth.eras if era[0] < epoch]
-        ends = [since for since, _ in begun[1:]] + [epoch]
-        whole = sum((end - since) * self._of(parts).left(self.start(since)) for (since, parts), end in zip(begun, ends, strict=True))
+        whole = sum((end - since) * self.growth.settings(parts)["length"] for (since, parts), (end, _) in pairwise([*begun, (epoch, 0)]))
         return int(whole + place["position"])
 
     def seek(self, place: State) -> State:
         return self._at(place["epoch"]).seek(place)
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
-        return self._said(self.growth.at(epoch))
+        return self.growth.settings(self.growth.at(epoch))
 
     def changes(self) -> dict[str, Any]:
         return self.growth.changes()
@@ -89,9 +87,9 @@ class GrowingSampler(FirstNode["Indices"]):
         return self.growth.marks()
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
-        length = settings.get("length")
-        parts = self._parts.parts(length) if isinstance(length, int) else None
-        return {} if parts is None else {"grow": [[0, parts]]}
+        length, ends = settings.get("length"), self._parts.ends
+        found = [] if not isinstance(length, int) else [length] if ends is None else np.flatnonzero(ends == length).tolist()
+        return {"grow": [[0, max(found, key=lambda parts: self._settings(parts).get("counts") == settings.get("counts"))]]} if found else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         self.growth.adopt(changes)
@@ -109,5 +107,6 @@ class GrowingSampler(FirstNode["Indices"]):
             self._samplers = {**dict([*self._samplers.items()][-1:]), parts: found}  # of two epochs, because the next one is read ahead
         return found
 
-    def _said(self, parts: int) -> dict[str, Any]:
-        return {**self._of(parts).facts.settings, **self._parts.said(parts)}
+    def _settings(self, parts: int) -> dict[str, Any]:
+        own = {"dataset_length": parts} if self._parts.settings is None else self._parts.settings(parts)
+        return self._of(parts).facts.settings | own

@@ -176,8 +176,8 @@ class Sampler(FirstNode[Indices]):
         return self.order.presumed(settings) if isinstance(self.order, PlainOrder) else {}
 
     def resume_at(self, epoch: int, place: State | None) -> None:
-        if isinstance(self.order, PlainOrder) and place is not None:
-            self.order.resume_at(self.passed(place))
+        if isinstance(self.order, PlainOrder):
+            self.order.resume_at(self.passed(self.start(epoch + 1) if place is None else place))
 
     @property
     def runs_ahead(self) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._random.order import Order
+    from penstock._random.permutation import Int64s
     from penstock._random.shard_order import Opens
 
 _DEALS: Final = 2**48
@@ -28,15 +29,15 @@ class Parts(NamedTuple):
         now: How many parts there are.
         noun: What they are, such as shards.
         order: The order over the first so many.
-        said: Settings that identify the first so many.
-        parts: How many parts have so many samples in all; None: no number of them.
+        settings: Those that identify the first so many. None: their number does.
+        ends: How many samples the first 0, 1, 2, … parts have, int64. None: each has one.
     """
 
     now: int
     noun: str
     order: Callable[[int], Order]
-    said: Callable[[int], dict[str, Any]]
-    parts: Callable[[int], int | None]
+    settings: Callable[[int], dict[str, Any]] | None = None
+    ends: Int64s | None = None
 
 
 @final
@@ -46,17 +47,21 @@ class Growth:
     Args:
         now: How many there are. A run that begins uses all of them.
         noun: What they are.
-        said: Settings that identify the first so many.
+        settings: Those that identify the first so many.
 
     Attributes:
         eras: Pairs of when and how many, both ascending. What "when" counts is its owner's: epochs, or items since the start of training.
     """
 
-    def __init__(self, now: int, noun: str, said: Callable[[int], dict[str, Any]]) -> None:
+    def __init__(self, now: int, noun: str, settings: Callable[[int], dict[str, Any]]) -> None:
         self.now = now
-        self.said = said
+        self._identify, self._told = settings, dict[int, dict[str, Any]]()
         self.eras: list[tuple[int, int]] = [(0, now)]
         self._noun = noun
+
+    def settings(self, many: int) -> dict[str, Any]:
+        """Settings that identify the first so many. Kept, because they go into each state and take long for many shards."""
+        return self._told.get(many) or self._told.setdefault(many, self._identify(many))
 
     def at(self, when: int) -> int:
         """How many there were."""
@@ -91,7 +96,7 @@ class Growth:
 
     def choices(self) -> dict[str, Any]:
         """See `PlainOrder.choices`."""
-        return {**self.changes(), "grown": self.said(self.now)}
+        return {**self.changes(), "grown": self.settings(self.now)}
 
     def marks(self) -> tuple[int, ...]:
         """See `PlainOrder.marks`."""
@@ -156,7 +161,7 @@ class GrowingLanes(InterleavedOrder):
         settings: See `InterleavedOrder`, without what says how many shards there are.
         take: See `InterleavedOrder`.
         growth: In items since the start of training, multiples of ``lanes``.
-        dealt: Called when it has changed.
+        dealt: Called when a run goes on after it has changed.
     """
 
     why_ranks_differ = WHY
@@ -165,13 +170,13 @@ class GrowingLanes(InterleavedOrder):
         self, lanes: int, epoch_size: int, settings: dict[str, Any], take: Callable[[], None], growth: Growth, dealt: Callable[[], None]
     ) -> None:
         super().__init__(lanes, epoch_size, settings, take, growth.marks)
-        self._growth = growth
+        self._growth, self._eras = growth, growth.eras
         self._dealt = dealt
         self.changes, self.choices = growth.changes, growth.choices  # type: ignore[method-assign]
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`."""
-        return self._growth.said(self._growth.at(position))
+        return self._growth.settings(self._growth.at(position))
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """See `PlainOrder.presumed`."""
@@ -179,14 +184,11 @@ class GrowingLanes(InterleavedOrder):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `PlainOrder.adopt`."""
-        before = self._growth.eras
         self._growth.adopt(changes)
-        if before != self._growth.eras:
-            self._dealt()
 
     def resume_at(self, sample: int) -> None:
         """See `PlainOrder.resume_at`."""
-        before = self._growth.eras
         self._growth.goes_on(-(-sample // self.lanes) * self.lanes)
-        if before != self._growth.eras:
+        if self._eras != self._growth.eras:
+            self._eras = self._growth.eras
             self._dealt()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from torch.utils.data import Dataset, Subset
 
-from penstock._arguments import Shown, whole_number
+from penstock._arguments import Shown, checksum, whole_number
 from penstock._fetch.dataset_facts import SHARD_NAMES
 from penstock._files.paths import CopyOptions, Reach, kept_in, listed, reached
 from penstock._streams.from_copies import FromCopies
@@ -107,7 +107,9 @@ class Sharded(Shown, Dataset[Any]):
 
     def _said(self, many: int) -> dict[str, Any]:
         """Settings that identify the first ``many`` shards."""
-        return {"shards": many, "dataset_length": len(self), **({} if (names := self._names(many)) is None else {SHARD_NAMES: names})}  # type: ignore[arg-type]
+        more = {SHARD_NAMES: self._names(many)} if not isinstance(self.shards, range) else {}
+        more |= {"pieces": checksum(self.shards.file_numbers[:many].astype("<i8").tobytes())} if isinstance(self.shards, Pieces) else {}
+        return {"shards": many, "dataset_length": len(self), **more}  # type: ignore[arg-type]
 
     def _check_grow(self, grow: bool, lanes: int | None) -> bool:
         if grow and lanes is None:

@@ -164,13 +164,8 @@ class Shards(Sharded):
     def parts(self, *, shuffle: bool, seed: int) -> Parts:
         """Its shards, as what grows."""
         self.order(shuffle=shuffle, seed=seed)
-
-        def so_many(length: int) -> int | None:
-            many = int(np.searchsorted(self._ends, length, side="right"))
-            return many if length == (self._ends[many - 1] if many else 0) else None
-
         order = functools.partial(self._order_of, shuffle=shuffle, seed=seed)
-        return Parts(len(self.shards), "shards", order, self._said, so_many)
+        return Parts(len(self.shards), "shards", order, self._said, np.append(0, self._ends))
 
     def _said(self, many: int) -> dict[str, Any]:
         said = {**super()._said(many), "dataset_length": int(self.counts[:many].sum())}

@@ -238,11 +238,13 @@ class Stream(Sharded):
 
     def _dealt(self) -> None:
         """Read by the deal as it is now."""
-        self.close()
-        self._read_by = {}
         if self._growth is not None:
             self._deal = GrowingDeal(self._growth.eras, self._deal.lanes, shuffle=self._deal.shuffle, seed=self._deal.seed)
+        stale: list[Any] = [*self._read_by.values(), self._schedule]
         self._schedule = None if self._shares is not None else schedule_of(self.shards, self._deal.opens, self._deal.lanes)
+        self._read_by = {}  # after the deal, because threads may be reading, and the next one takes what it finds
+        for one in filter(None, stale):
+            one.close()
 
     def close(self) -> None:
         for lanes in self._read_by.values():
