@@ -151,7 +151,7 @@ class ChatTrainer(Trainer):
     arguments: argparse.Namespace
 
     def get_train_dataloader(self) -> Any:
-        return packed(self.arguments.folder, ROWS)
+        return packed(self.arguments.folder, ROWS // self.args.world_size)
 
     def training_step(self, model: Any, row: Any, *others: Any) -> torch.Tensor:
         record(self.arguments, 0, self.state.global_step + 1, row)

@@ -650,3 +650,15 @@ def test_who_reads_everything_is_warned_where_there_are_ranks(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     warn_if_all_read_everything(Fewer(Shares()))
+
+
+def test_what_is_left_out_at_the_end_of_an_epoch_is_said_once(caplog):
+    """Seen to fail: where the items divide by the ranks; in each epoch."""
+    caplog.set_level("INFO", "penstock")
+    for items, tail, said in ((11, "drop", True), (12, "drop", False), (11, "exact", False)):
+        caplog.clear()
+        with Loader.from_dataset(range(items), tail=tail, rank=1, world_size=3) as loader:
+            for _ in range(2):
+                list(loader)
+        found = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+        assert [("2 of 11 items" in one, "3 ranks" in one) for one in found] == [(True, True)] * said
