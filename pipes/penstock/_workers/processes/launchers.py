@@ -129,6 +129,11 @@ class ByContext:
                 process.start()
             except EOFError as error:
                 raise ConnectionResetError("multiprocessing's fork server has died") from error
+            except ChildProcessError as error:
+                _forget_server()
+                raise ConnectionResetError(
+                    "multiprocessing's fork server belongs to another process, or was reaped by other code"
+                ) from error
         else:
             # Starting multiprocessing's tracker unblocks Ctrl-C, which must not reach the worker in its start. So it comes first; it ends with
             # this process, and needs no signals.
@@ -230,3 +235,16 @@ def _preload(setup: Setup) -> None:
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main", type(setup.work).__module__])
+
+
+def _forget_server() -> None:
+    """Have multiprocessing start another fork server.
+
+    In each call it asks the kernel whether the one that it knows has ended. That fails forever if this process is a fork of the one that started it,
+    or if other code has reaped it.
+    """
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined,unused-ignore]
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_pid = None
