@@ -9,6 +9,7 @@ import pytest
 import torch
 from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate, default_convert
+from ways import NAMED
 
 from comparison import difference
 from penstock import Loader, Mix
@@ -306,7 +307,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), ("list", {"num_workers": 2}), ("dict", {"num_workers": 1})])
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), ("list", NAMED["process"]), ("dict", NAMED["process"])])
 def test_what_getitems_returns(kind, options):
     """A list holds samples; anything else is the batch. Seen to fail: `batch_of` collating everything."""
     with Loader.from_dataset(Made(KINDS[kind]), batch_size=4, **options) as loader:

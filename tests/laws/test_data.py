@@ -26,6 +26,7 @@ import zstandard
 from fleets import chain, endless
 from format_laws import open_files
 from pairwise import engines, pairwise
+from ways import NAMED
 
 import datasets
 import penstock
@@ -218,7 +219,7 @@ def loader(folder, data, **words):
 def test_each_resumes_everywhere(folder, data, workers):
     """Seen red with a mix that counts its sources from the start of each epoch by what it has given so far, and with a reader that forgets what it
     has passed over and then takes the next record."""
-    options = {} if workers == "inline" else {"num_workers": 2, "method": workers}
+    options = NAMED[workers]
     assert_resumes_everywhere(lambda: loader(folder, data, **options), steps=30 if "buckets" in data else 10)
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from ways import NAMED
 
 import penstock
 from penstock import Loader
@@ -137,13 +138,13 @@ BATCH_SAMPLERS = {
 
 @pytest.mark.parametrize(("sampler", "method"), engines(SAMPLERS))
 def test_every_sampler_of_torchs_resumes_everywhere(sampler, method):
-    options = {"num_workers": 2, "method": method} if method != "inline" else {}
+    options = NAMED[method]
     assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_size=4, sampler=SAMPLERS[sampler](), **options), steps=8)
 
 
 @pytest.mark.parametrize(("sampler", "method"), engines(BATCH_SAMPLERS))
 def test_every_batch_sampler_resumes_everywhere(sampler, method):
-    options = {"num_workers": 2, "method": method} if method != "inline" else {}
+    options = NAMED[method]
     assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_sampler=BATCH_SAMPLERS[sampler](), **options), steps=9)
 
 

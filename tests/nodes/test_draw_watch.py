@@ -211,7 +211,9 @@ def test_a_reader_thread_may_draw(n_readers):
     assert said_by(read_by(n_readers, Loader(graph)), 2) == []
 
 
-@pytest.mark.parametrize("words", [{"num_workers": 0}, {"method": "process"}, {"seed_global_rngs": False}], ids=str)
+@pytest.mark.parametrize(
+    "words", [{"num_workers": 0}, {"method": "process", "multiprocessing_context": "fork"}, {"seed_global_rngs": False}], ids=str
+)
 def test_elsewhere_all_may_draw(words):
     assert said_by(loaded(Numbers(draw=lambda _: all_three()), **words), 2, all_three) == []
 

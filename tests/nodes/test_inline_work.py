@@ -175,7 +175,9 @@ def test_draws_behind_another_mapper_are_said(tmp_path, method, draws):
     logging.getLogger("penstock").addHandler(log)
     node = ParallelMapper(Cycler(Sampler(SequentialOrder(9))), int, 1, method="thread")
     function = jittered if draws else int
-    options = {} if method == "a Mapper" else {"num_workers": int(method == "process"), "method": "process"}
+    options = (
+        {} if method == "a Mapper" else {"num_workers": int(method == "process"), "method": "process", "multiprocessing_context": "fork"}
+    )
     try:
         with Loader((Mapper if method == "a Mapper" else ParallelMapper)(node, function, **options)) as loader:
             values = list(loader)
