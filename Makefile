@@ -12,7 +12,7 @@
 #     make release  the wheel and the source distribution, checked as a package index would
 #
 # The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
-#     make versions PYTHON=python3.13                            # the newest torch
+#     make versions PYTHON=python3.14                            # the newest torch
 #     make versions PYTHON=python3.11 TORCH=2.6.0 NUMPY=1.26.4   # without the object store, whose packages want newer ones
 #     make versions PYTHON=python3.13t TORCH=2.12.0              # free-threaded: inline and in threads, without the formats
 #
