@@ -9,6 +9,7 @@ import pytest
 import torch
 from resumable import Resumable
 from torch.utils.data import ConcatDataset, DistributedSampler, TensorDataset
+from ways import NAMED
 
 import penstock
 from penstock import Loader, Mix, Packs
@@ -90,7 +91,7 @@ class TestWhoKnowsTheSource:
         with pytest.raises(RuntimeError, match="only while a sample is being loaded"):
             outer[0]
 
-    @pytest.mark.parametrize("words", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 1}], ids=str)
+    @pytest.mark.parametrize("words", [{}, NAMED["thread"], NAMED["process"]], ids=str)
     def test_a_tag(self, words):
         class Dicts(Named):
             def __getitem__(self, index):

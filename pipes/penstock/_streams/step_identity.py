@@ -255,7 +255,8 @@ class PlainValues:
         for base in filter(is_users, reversed(kind.__mro__)):
             for name, member in sorted(vars(base).items()):
                 parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
-                if functions := [part for part in parts if isinstance(part, FunctionType)]:
+                # Python 3.14's function that makes the annotations holds all that the class does, its module's name too.
+                if functions := [part for part in parts if isinstance(part, FunctionType) and part.__name__ != "__annotate__"]:
                     said[f"{name} of {base.__qualname__}"] = self._all(functions, "")
         return said
 
