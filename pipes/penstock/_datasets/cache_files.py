@@ -41,7 +41,7 @@ try:
 except ImportError:  # Windows
     _HAS_LOCKS = False
 else:
-    _HAS_LOCKS = hasattr(fcntl, "F_OFD_SETLK")  # Linux
+    _HAS_LOCKS = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")  # macOS has the name, and another structure
 
 _logger = logging.getLogger("penstock")
 _FORMAT = f"1, {sys.byteorder}-endian"
