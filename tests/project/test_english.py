@@ -44,5 +44,8 @@ def test_a_name_of_many_things_stays_rare(name: str) -> None:
         if name == "place" and file.parent.name == "_nodes":
             continue
         with open(file, "rb") as source:
-            found += sum(token.type == tokenize.NAME and token.string == name for token in tokenize.tokenize(source.readline))
+            inside = 0  # an f-string, whose parts are tokens from Python 3.12 on
+            for token in tokenize.tokenize(source.readline):
+                inside += {"FSTRING_START": 1, "FSTRING_END": -1}.get(tokenize.tok_name[token.type], 0)
+                found += token.type == tokenize.NAME and token.string == name and not inside
     assert found <= NAMES[name], f"{found} times, where {NAMES[name]} are allowed: say what it is (index, path, offset, number)"

@@ -56,7 +56,7 @@ def test_importing_penstock_imports_nothing_else(loaded_by: Callable[[str], set[
     [
         ("", "_workers.thread_pool _workers.process_pool _workers.processes"),
         (", num_workers=2, method='thread'", "_workers.process_pool _workers.processes"),
-        (", num_workers=1, method='process'", "_workers.thread_pool"),
+        (", num_workers=1, multiprocessing_context='fork'", "_workers.thread_pool"),
     ],
 )
 def test_a_loader_imports_only_what_it_uses(arguments: str, unused: str, loaded_by: Callable[[str], set[str]]) -> None:

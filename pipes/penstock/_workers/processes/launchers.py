@@ -10,7 +10,7 @@ import threading
 import time
 from functools import partial
 from io import FileIO
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
@@ -229,8 +229,6 @@ def _reducers() -> dict[type, Any]:
 
 def _preload(setup: Setup) -> None:
     """Have the fork server import torch, `worker_main` and the kind of work once, for all workers, unless the user chose what it imports."""
-    from multiprocessing import forkserver
-
     # There is no public way to ask what was chosen. If the names change, workers import by themselves, which only takes longer.
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
@@ -243,8 +241,6 @@ def _forget_server() -> None:
     In each call it asks the kernel whether the one that it knows has ended. That fails forever if this process is a fork of the one that started it,
     or if other code has reaped it.
     """
-    from multiprocessing import forkserver
-
     server: Any = forkserver._forkserver  # type: ignore[attr-defined,unused-ignore]
     os.close(server._forkserver_alive_fd)
     server._forkserver_pid = None

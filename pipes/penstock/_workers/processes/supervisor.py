@@ -137,7 +137,10 @@ class Supervisor:
                 time.sleep(0.01 * 2**number)
             else:
                 return
-        raise WorkerDied(f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times.")
+        raise WorkerDied(
+            f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times. What it printed says why. "
+            f'It imports your script, so the code of the script belongs under `if __name__ == "__main__":`.'
+        )
 
     def replace_all(self, workers: int) -> None:
         """Kill all workers, and start this many new ones."""
