@@ -55,7 +55,7 @@ CODE = 26_318
 """Lines of code, at most. Raised only with a reason beside it; `house.py` says how many there are in each room. 950 of them are lanes over an ``IterableDataset``, and
 750 addresses and the ledger; 55 are small batches made at once; 885 are runs that change: data that grow, weights and
 sources of a mix (261), ranges to skip and batch sizes (229), the weights of a draw (91); 560 are batches by key, by a
-sum and dealt by cost; 380 are packs with media, and lengths by source and by function."""
+sum and dealt by cost; 380 are packs with media, and lengths by source and by function; 8 are for the fork server of Python 3.14."""
 
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")
 THREADS_AND_LOCKS = {  # the files that may start threads or processes, or hold a lock, besides those of _workers; and why
