@@ -13,7 +13,7 @@ from dealing import TAILS, dealt
 from pairwise import pairwise
 from torch.distributed.device_mesh import init_device_mesh
 
-from penstock import GraphError, Loader, StateError, StateMismatch
+from penstock import GraphError, Loader, Packs, StateError, StateMismatch
 from penstock._nodes.balance import Costs, together
 from penstock._nodes.balance import dealt as by_cost
 from penstock._nodes.index_node import Facts, FirstNode
@@ -662,3 +662,7 @@ def test_what_is_left_out_at_the_end_of_an_epoch_is_said_once(caplog):
                 list(loader)
         found = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
         assert [("2 of 11 items" in one, "3 ranks" in one) for one in found] == [(True, True)] * said
+    assert "WARNING" not in {record.levelname for record in caplog.records}
+    with Loader.from_dataset([[1]] * 7, groups=Packs([1] * 7, 1, count=True), rank=1, world_size=3) as loader:
+        list(loader)  # nobody has asked for that
+    assert [record.levelname for record in caplog.records if "1 of 7 items" in record.getMessage()] == ["WARNING"]

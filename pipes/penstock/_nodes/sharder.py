@@ -267,7 +267,10 @@ class Sharder(IndexNode[T]):
         world_size, left = self.ranks()[1], self.upstream.left(place)
         if self.tail == "drop" and not self.facts.carries_over_epochs and (left is None or left % world_size) and self._once("drop"):
             of = f"up to {world_size - 1}" if left is None else f"{left % world_size} of {left:,}"
-            log.info("tail='drop': %s items at the end of this epoch are left out, because %d ranks get equally many.", of, world_size)
+            level = logging.WARNING if "groups" in self.facts.settings else logging.INFO  # of groups it is the default
+            log.log(
+                level, "tail='drop': %s items at the end of this epoch are left out, because %d ranks get equally many.", of, world_size
+            )
         self._opened = epoch_of(place)
 
     def _balanced(self, costs: Costs, place: State, n: int, left: int | None) -> tuple[Sequence[T], State]:
