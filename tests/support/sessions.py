@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -80,14 +81,14 @@ def started_by(pid: int) -> list[psutil.Process]:
     """The live processes that process ``pid`` has started, at any depth, and those of its session if it began one."""
     with suppress(psutil.NoSuchProcess):
         me = psutil.Process(pid)
-        return [one for one in {*me.children(recursive=True), *session(pid)} - {me} if not _is_tracker(one)]
+        return [one for one in {*me.children(recursive=True), *session(pid)} - {me} if not _is_helper(one)]
     return session(pid)
 
 
-def _is_tracker(process: psutil.Process) -> bool:
-    """Whether it is `multiprocessing`'s resource tracker, which hangs nowhere, ends with its program, and would be missed."""
+def _is_helper(process: psutil.Process) -> bool:
+    """Whether it is `multiprocessing`'s resource tracker, or the fork server of this program, which hang nowhere, end with it, and would be missed."""
     with suppress(psutil.Error):
-        return "resource_tracker" in " ".join(process.cmdline())
+        return process.pid == forkserver._forkserver._forkserver_pid or "resource_tracker" in " ".join(process.cmdline())
     return False
 
 
