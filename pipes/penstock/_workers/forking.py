@@ -41,7 +41,7 @@ def come_up() -> None:
     torch.default_generator.get_state()
 
 
-_TAKEN = 50  # enough forevery thread that waits for the generator's lock to wake up and take it before us
+_TAKEN = 50  # enough for every thread that waits for the generator's lock to wake up and take it before us
 
 
 def fork(pids: list[int]) -> int:

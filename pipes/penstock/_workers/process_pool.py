@@ -316,7 +316,7 @@ class ProcessPool:
         able = [worker for worker in workers if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size]
         if not any(len(worker.held) <= refill_at for worker in able):
             return
-        # First the tasks with an owner, forevery worker with room: a worker whose queue is full, or that needs no
+        # First the tasks with an owner, for every worker with room: a worker whose queue is full, or that needs no
         # refill yet, must not keep the others from theirs.
         if self._tasks.owned:
             for worker in able:

@@ -166,7 +166,7 @@ class Actors:
         return iter(list(self.by_worker.values()))
 
     def connect(self) -> None:
-        """Connect to Ray, and send the setup forevery worker.
+        """Connect to Ray, and send the setup for every worker.
 
         Raises:
             ImportError: Ray is not installed.

@@ -93,7 +93,7 @@ def cause_of(code: int) -> str:
         return "its file descriptors were exhausted; user code in it opens files and does not close them"
     if code == UNKNOWN:
         return (
-            "nobody knows how, because this program ignores SIGCHLD or waits forevery child it has (os.waitpid(-1)) and so took its exit code, "
+            "nobody knows how, because this program ignores SIGCHLD or waits for every child it has (os.waitpid(-1)) and so took its exit code, "
             "or because the fork server, which had its exit code, has died too or does not answer"
         )
     if code >= 0:
