@@ -52,6 +52,7 @@ def main(folder: Path, rank_at: int = -1) -> None:
     with new_loader() as loader, (folder / f"ranks-{WORLD_SIZE}-{RANK}.jsonl").open("w", buffering=1) as lines:
         if saved.exists():
             loader.load_state_dict(json.loads(saved.read_text()))
+        dist.barrier()  # rank 0 is about to write its first state, which a rank that comes later would load
         for step, batch in enumerate(loader):
             assert loader.last is not None
             lines.write(json.dumps({"positions": loader.last.positions.tolist(), "pictures": batch.tolist()}) + "\n")
