@@ -271,11 +271,8 @@ class _Lane:
             self._empty.add(deal[self._deal][1])
         elif self._empty:
             self._empty = set()
-        here, self._deal, self._first = (
-            self._deal,
-            deal.after(self._deal, self._first),
-            self._next,
-        )  # in one line, because Ctrl-C may come between two lines
+        here, after = self._deal, deal.after(self._deal, self._first)
+        self._deal, self._first = after, self._next  # in one line, because Ctrl-C may come between two lines
         if len(self._empty) == (shards := deal.shards_with(here)):
             self._rewind()
             raise ValueError(
