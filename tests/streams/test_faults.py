@@ -313,12 +313,12 @@ def file_systems_closed() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_keys_and_an_endpoint_are_handed_to_the_file_system(store: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To list, to look, to read, in this process and in workers that are spawned. Seen to fail: without `beside` in `_globbed`."""
+    """To list, to look, to read, in this process and in a worker that is spawned. Seen to fail: without `beside` in `_globbed`."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     there = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{store}"}
     words: dict[str, Any] = {"counts": [RECORDS] * SHARDS, "storage_options": there}
     with file_systems_closed():
-        for options in ({"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "spawn"}):
+        for options in ({"num_workers": 0}, {"num_workers": 1, "multiprocessing_context": "spawn"}):
             with closing(formats.jsonl("s3://data/*.jsonl", lanes=1, **words)) as data:
                 assert repr(data).count("any") == 0
                 with Loader.from_dataset(data, batch_size=100, collate_fn=numbers, **options) as loader:

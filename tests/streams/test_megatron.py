@@ -14,6 +14,7 @@ import pytest
 import torch
 from format_laws import every_way, open_files, read
 from megatron_files import index, write
+from pairwise import mostly_soak
 
 from penstock import Buckets, Loader, Mix, Packs, pad
 from penstock.formats import megatron, megatron_documents, tokens
@@ -97,6 +98,7 @@ def test_a_prefix_is_a_path_of_either_file_or_a_pattern(folder, prefix):
 # The laws.
 
 WHAT = ["sequences", "documents", "packs", "mix"]
+THREADS, RANK = {"num_workers": 2, "method": "thread"}, {"rank": 2, "world_size": 3}
 
 
 @every_way
@@ -114,7 +116,9 @@ def test_packs_and_buckets_have_every_token_once(folder, way):
 @pytest.mark.parametrize(
     ("what", "options"),
     [
-        *product(WHAT, [{}, {"num_workers": 2, "method": "thread"}, {"rank": 2, "world_size": 3}]),
+        *product(WHAT, [{}]),
+        *mostly_soak(product(WHAT, [THREADS]), [("sequences", THREADS), ("packs", THREADS)]),
+        *mostly_soak(product(WHAT, [RANK]), [("documents", RANK), ("mix", RANK)]),
         pytest.param("mix", {"num_workers": 2, "method": "process"}, marks=pytest.mark.slow),
     ],
     ids=str,
