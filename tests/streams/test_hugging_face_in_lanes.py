@@ -82,16 +82,16 @@ def _marks_at_once(monkeypatch):
 @pytest.mark.parametrize("kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS])
 def test_it_is_a_data_loader_and_resumes(kind, tmp_path, caplog):
     """Seen to fail with a copy whose epoch, a tensor in shared memory, is that of all copies."""
-    whole = as_torch(kind, 4, 3)
+    whole = as_torch(kind, 4, 2)
     assert whole[0] != whole[1] or "shuffle" not in kind
     with in_epochs(kind) as loader:
         states, found = [], []
         for batch in loader:
             found.append(batch)
             states.append(loader.state_dict())
-        assert [found, list(loader), list(loader)] == whole
+        assert [found, list(loader)] == whole
     with in_epochs(kind, 2) as loader:
-        assert [list(loader), list(loader)] == whole[:2]
+        assert [list(loader), list(loader)] == whole
     for at, workers in ((0, 0), (len(states) // 2, 2), (len(states) - 1, 0)):
         with in_epochs(kind, workers, tmp_path) as loader:
             loader.load_state_dict(json.loads(json.dumps(states[at])))
