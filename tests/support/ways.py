@@ -10,4 +10,9 @@ FORK = pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="f
 SPAWN = pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.soak)
 WAYS = [INLINE, THREAD, FORK]
 every_way = pytest.mark.parametrize("way", WAYS)
-NAMED = {"inline": {}, "thread": {"num_workers": 2, "method": "thread"}, "process": {"num_workers": 2, "multiprocessing_context": "fork"}}
+NAMED = {
+    "inline": {},
+    "thread": {"num_workers": 2, "method": "thread"},
+    "process": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
