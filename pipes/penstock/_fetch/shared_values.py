@@ -35,11 +35,15 @@ class SharedValues:
     Args:
         roots: The objects, by the first word of their paths.
         told: The root that is told its epoch; a value in which it keeps that does not count.
+
+    Attributes:
+        at_marker: The item that was read last ends an epoch, so the next one may be read before the loop asks for its epoch.
     """
 
     def __init__(self, roots: Mapping[str, Any], told: str | None) -> None:
         self._roots = roots
         self._told = told
+        self.at_marker = False
         self._begun: dict[str, bytes] = {}  # the values with which the epoch was begun that the loop has not asked for yet
 
     @cached_property
@@ -58,24 +62,29 @@ class SharedValues:
                 del self._readers[path]
         return {path: value if len(value) <= SMALL else checksum(value).encode() for path, value in values.items() if len(value) <= _LARGE}
 
-    def begin(self, before: dict[str, bytes], waited: bool) -> None:
+    def begin(self, before: dict[str, bytes] | None, waited: bool) -> None:
         """The first item of an epoch was read, and no worker has seen it yet.
 
         Args:
-            before: The values before it was read.
+            before: The values before it was read; None if the loop asked for it.
             waited: Whether the loop waited meanwhile, and so cannot have set one.
         """
+        if before is not None:
+            self._begun = self._of_epoch(before, waited)
+        self.at_marker = False
+
+    def _of_epoch(self, before: dict[str, bytes], waited: bool) -> dict[str, bytes]:
         now = self.read()
         if self._told is not None:
             own = {path for path, value in now.items() if path.startswith(self._told) and before.get(path) != value}
             for path in own:
                 self._readers.pop(path)
             now, before = ({path: value for path, value in values.items() if path not in own} for values in (now, before))
-        self._begun = now if waited else before
+        return now if waited else before
 
-    def forget(self) -> None:
-        """What was begun ahead is dropped, or another epoch begins."""
-        self._begun = {}
+    def forget(self, *, at_marker: bool = False) -> None:
+        """What was begun ahead is dropped, or, at a marker, another epoch begins."""
+        self._begun, self.at_marker = {}, at_marker
 
     def changed(self) -> str | None:
         """The loop asks for the epoch: the path of a value that is no longer what it was when that was begun; None if all are."""

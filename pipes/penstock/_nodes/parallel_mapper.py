@@ -155,7 +155,6 @@ class ParallelMapper(Node[T]):
         roots = {"iterable": getattr(first, "iterable", None), **self.executor.generators.roots, "worker_init_fn": worker_init_fn}
         self._shared = SharedValues(roots, "iterable" if first.watched else None)
         self._shared_changed = False
-        self._at_marker = False  # the last pulled item is a marker
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
         self._once = Once()
@@ -184,7 +183,7 @@ class ParallelMapper(Node[T]):
         super(Node, self).reset(initial_state)
         delivered: list[int] = []
         if initial_state is not None and "delivered" in initial_state:
-            self._check_rank(initial_state)
+            _check_rank(initial_state, ranks_of(self))
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
         world_size = ranks_of(self)[1]
         if not self.in_order and world_size > 1 and self._once("in_order"):
@@ -195,7 +194,6 @@ class ParallelMapper(Node[T]):
         self.source.reset(initial_state)
         self._at = self.source.get_state()
         self._shared.forget()
-        self._at_marker = False
         self._window.restart(self._at, delivered)
 
     def next(self) -> T:
@@ -344,11 +342,11 @@ class ParallelMapper(Node[T]):
 
     def _fill(self, most: int) -> None:
         """Pull and submit items until ``most`` jobs are in flight."""
-        window, source = self._window, self.source
+        window, source, shared = self._window, self.source, self._shared
         while window.under_way < most and window.has_room(most, self._may_pass):
             self._go_to(window.place)
             try:
-                values = self._values_before() if self._at_marker else None
+                values = shared.read() if shared.at_marker and (self.num_workers or reads_ahead()) else None
                 began = now()
                 item: Any = source.next()
                 ended = now()
@@ -357,12 +355,11 @@ class ParallelMapper(Node[T]):
                     one.read(source, began, ended)
                 place = source.get_state()
                 if isinstance(item, EndOfEpoch):
-                    self._at_marker = True
-                    self._shared.forget()
+                    shared.forget(at_marker=True)
                     entry = Entry(item, None, place)
                 else:
-                    if self._at_marker:
-                        self._began(values)
+                    if shared.at_marker:
+                        shared.begin(values, waited=not reads_ahead())
                     job = None if window.comes_delivered else self.executor.submit(item, idle=not window.under_way)
                     entry = Entry(None, job, place, item if type(item) is Indices else source.address())
             except StopIteration:
@@ -380,16 +377,6 @@ class ParallelMapper(Node[T]):
         """Whether items of the next epoch may be pulled before the marker of this one is delivered."""
         return self._prefetch_next_epoch and self.runs_ahead
 
-    def _values_before(self) -> dict[str, bytes] | None:
-        """The shared values before the first item of an epoch is pulled, perhaps before the loop asks for it. None if it is not."""
-        return self._shared.read() if self.num_workers or reads_ahead() else None
-
-    def _began(self, before: dict[str, bytes] | None) -> None:
-        """That item was pulled, and no worker has seen it yet."""
-        if before is not None:
-            self._shared.begin(before, waited=not reads_ahead())
-        self._at_marker = False
-
     def _go_to(self, place: State) -> None:
         """Make sure that the source is at ``place``. It is not if Ctrl-C came between an earlier read and its entry; that item is read again."""
         at, self._at = self._at, None
@@ -401,10 +388,10 @@ class ParallelMapper(Node[T]):
 
         An interrupt leaves the window unchanged, so the next call repeats everything.
         """
-        window, source, executor = self._window, self.source, self.executor
+        window, source, executor, shared = self._window, self.source, self.executor, self._shared
         if self._at is not window.base:
             self._go_to(window.base)
-        values = self._values_before() if self._at_marker else None
+        values = shared.read() if shared.at_marker and reads_ahead() else None
         self._at = None  # `_go_to`, inlined: unless this succeeds, the source is reset at the next call
         try:
             asked = now()
@@ -426,12 +413,11 @@ class ParallelMapper(Node[T]):
             return _HELD
         place = source.get_state()
         if isinstance(item, EndOfEpoch):
-            self._at_marker = True
-            self._shared.forget()
+            shared.forget(at_marker=True)
             self._at = window.base = place
             return item
-        if self._at_marker:
-            self._began(values)
+        if shared.at_marker:
+            shared.begin(values, waited=False)
         try:
             value = executor.run_inline(item, began)
         except BaseException as exc:
@@ -471,14 +457,6 @@ class ParallelMapper(Node[T]):
             value = self._tolerance.passed(samples_of(job.task), value, where, self.get_state())
         return value
 
-    def _check_rank(self, state: State) -> None:
-        saved, now = (state["rank"], state["world_size"]), ranks_of(self)
-        if saved != now:
-            raise StateMismatch(
-                f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on that rank, but "
-                f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
-            )
-
 
 @final
 class Mapper(ParallelMapper[T]):
@@ -512,3 +490,12 @@ _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
 _LOOK = 16
 """The items that are ready are counted once in this many calls."""
+
+
+def _check_rank(state: State, now: tuple[int, int]) -> None:
+    saved = state["rank"], state["world_size"]
+    if saved != now:
+        raise StateMismatch(
+            f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on that rank, but "
+            f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
+        )
