@@ -26,3 +26,14 @@ def test_the_reference_says_what_each_name_is_where_docstrings_are_not_shown() -
     said = api_tables.sentences()
     stale = [page.name for page in (DOCS / "api").glob("*.md") if api_tables.page_with_table(page.read_text(), said) != page.read_text()]
     assert stale == []
+
+
+def test_what_a_page_links_outside_of_docs_has_a_page_on_the_site() -> None:
+    """There it would be a download. Seen to fail: a program that programs.md lacks, and a table of measurements without a page."""
+    links = {
+        link for page in DOCS.rglob("*.md") for link in re.findall(r"\]\((?:\.\./)+((?:examples|tests|pipes)/[^)#]+)", page.read_text())
+    }
+    programs = re.findall(r"literalinclude\} \.\./\.\./(.+)", (DOCS / "appendix" / "programs.md").read_text())
+    evidence = {f"examples/measurements/{page.name}" for page in (DOCS / "measurements").glob("*.md")}
+    assert evidence == {f"examples/measurements/{page.name}" for page in (api_tables.ROOT / "examples" / "measurements").glob("*.md")}
+    assert links - {*programs} - evidence == {"examples/tour.ipynb"}
