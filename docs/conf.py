@@ -47,11 +47,12 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 
-def evidence(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """A link to Markdown below examples/, which a code host shows, is a download on the site: it has no page there."""
-    source[0] = re.sub(r"\]\(((?:\.\./)+examples/[^)]+\.md)\)", r"](path:\1)", source[0])
+def outside(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """A code host shows what links to examples/ lead to. On the site these files would be downloads, so there such a link leads to a page that includes the file."""
+    text = re.sub(r"\]\(((?:\.\./)*)\.\./examples/measurements/", r"](\1measurements/", source[0])
+    source[0] = re.sub(r"\]\(((?:\.\./)*)\.\./examples/(\w+)\.py\)", r"](\1appendix/programs.md#\2py)", text)
 
 
 def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
-    app.connect("source-read", evidence)
+    app.connect("source-read", outside)

@@ -1,7 +1,8 @@
 """A run stops after 40 batches and continues with twice the batch size, with other weights of its two sources, or with a third source. Which of these can it do?
 
 Shuffled. A change works if each source, or each worker, continues where it was and in its own order, so that nothing is lost or repeated; if over the next 40
-batches each source has its new share, within a tenth of all; and if a second stop, 20 batches after the change, can be resumed exactly. The batch size is asked of
+batches each source has its new share, within a tenth of all; and if a second stop, 20 batches after the change, can be resumed exactly. Where a mix loses samples,
+the same stop without a change shows whether the change is the cause. The batch size is asked of
 the data of the other programs, with two worker processes. Weights and sources are asked of a mix in one process, if the loader has weighted mixes (for MosaicML
 Streaming, OLMo-core and Energon, whose mixes are not set up here, see the page).
 
@@ -42,6 +43,7 @@ CHANGES: dict[str, tuple[dict[str, int], int]] = {  # the weights and the batch 
     "weights": ({"a": 1, "b": 3}, 8),
     "sources": ({"a": 3, "b": 1, "c": 4}, 8),
 }
+CONTROL = "no change"
 LENGTH = 4000  # of a source; its numbers begin at 10,000 times its place
 
 
@@ -183,7 +185,7 @@ def works(open_: Callable[..., Opened], folder: Path, change: str, workers: int 
     if change != "batch size":
         parts = [[number for number in parts[0] if number // 10_000 == place] for place in range(len(BEFORE))]
 
-    weights, batch_size = CHANGES[change]
+    weights, batch_size = CHANGES.get(change, (BEFORE, 8))
     loader = open_(folder, weights, batch_size, state, False)
     assert loader.state is not None
     batches = loader.epoch()
@@ -220,6 +222,8 @@ def question(name: str, folder: Path) -> Answer:
                 wrong[change] = works(unmixed(name, 2), folder, change, 2)
             else:
                 wrong[change] = works(MIXES[name], folder, change)
+                if wrong[change].endswith("lost"):
+                    wrong[change] += f" ({CONTROL}: {works(MIXES[name], folder, CONTROL) or 'exact'})"
         except Exception as error:
             wrong[change] = said(error)
     good = ", ".join(change for change, what in wrong.items() if not what)

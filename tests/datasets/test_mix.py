@@ -66,6 +66,12 @@ class TestWhatComes:
         backwards = dict(reversed(three().items()))
         assert read(Mix(backwards, WEIGHTS, epoch_size=600), shuffle=True) == read(mix(), shuffle=True)
 
+    def test_stop_says_what_epoch_0_shows_and_later_epochs_continue(self):
+        """The figures of docs/data/mixing.md. Seen to fail: without `stop`."""
+        two = {name: Named(name, n, 10_000 * k) for k, (name, n) in enumerate({"a": 20, "b": 10}.items())}
+        epochs = read(Mix(two, {"a": 1, "b": 1}, stop="all"), epochs=2, seed=0)
+        assert [(len(epoch), len({*epoch})) for epoch in epochs] == [(39, 30), (39, 28)]
+
 
 def _with_source(value):
     return int(value), penstock.sample().source

@@ -40,7 +40,7 @@ pytestmark = [
     ),
 ]
 
-PAGE = Path(__file__).parents[2] / "docs" / "appendix" / "trainers_table.md"
+PAGE = Path(__file__).parents[2] / "examples" / "measurements" / "trainers_table.md"
 
 
 def test_the_page_tells_when_the_callback_is_needed() -> None:

@@ -49,8 +49,9 @@ class Mix(Shown, ConcatDataset[Any]):
         weights: The weight of each source, with any sum; or stages, as pairs of a start and weights, where the start is an item counted from the start of
             training, over all ranks. A stage may omit sources. A source may have the weight 0 until `Loader.reweight` gives it another one.
         epoch_size: Items in an epoch, over all ranks. Default: the sum of the lengths of the sources in the first stage.
-        stop: ``"first"``: the first epoch ends before any source would repeat an item. ``"all"``: it ends before the last source would, so that every item of every
-            source has been shown. Later epochs have the same length. Excludes ``epoch_size``.
+        stop: Where epoch 0 ends, and so the length of every epoch. ``"first"``: before any source would repeat an item. ``"all"``: before the last source would, so
+            that every item of every source has been shown. That holds for epoch 0 only: later epochs continue the sources where they are, and may repeat an item
+            or leave one out. Excludes ``epoch_size``.
         run: How many consecutive items come from the same source; ``run=batch_size * world_size`` fills each batch from one source.
         tag: Add the name of the source to each sample under this key. Samples must be dicts.
 

@@ -400,7 +400,7 @@ class Ledger(Shown, Generic[T]):
     # Life.
 
     def close(self) -> None:
-        """End every ``next`` that waits, and give the loader its ``state_dict`` back. The loader itself stays open. Idempotent."""
+        """End every ``next`` that waits, with `ClosedError`, and give the loader its ``state_dict`` back. The loader itself stays open. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._loader.saved_by = None
