@@ -196,7 +196,7 @@ def draw(
 
 
 def picture(folder: Path) -> None:
-    """The picture of README, on a light and on a dark page."""
+    """The picture of docs/index.md, on a light and on a dark page."""
     measured = measure()
     for name, ink, paper in (("light", "#24292f", "#ffffff"), ("dark", "#d0d7de", "#131416")):
         draw(measured, folder / f"waits-{name}.svg", ink, paper, (10, 5.6))
