@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from global_draws import generators
+from pairwise import mostly_soak
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
 
 import penstock
@@ -105,8 +106,17 @@ def leaves(batch: Any) -> list[Any]:
     return [batch if isinstance(batch, int) else batch.tolist()]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    mostly_soak(
+        product(KINDS, WAYS),
+        [
+            *product(KINDS, ["inline"]),
+            *product(["batches", "a padded rank", "packs with borders"], ["processes"]),
+            *product(["samples", "batch sampler", "mix"], ["threads"]),
+        ],
+    ),
+)
 def test_a_batch_is_loaded_again_bit_for_bit(kind: str, way: str) -> None:
     """By this loader, between two batches, and by another one that has not started. Seen to fail: with the positions of the rank in place of those before sharding;
     the indices of packs, once they were logged as JSON, taken for others."""

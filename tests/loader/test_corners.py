@@ -100,7 +100,7 @@ def test_an_endless_loader_goes_on_behind_a_complete_state_either_way(restart, a
     [
         lambda: loader(num_workers=2, method="thread"),
         lambda: loader(num_workers=2),
-        pytest.param(lambda: loader(num_workers=2, multiprocessing_context="forkserver"), marks=pytest.mark.slow),
+        pytest.param(lambda: loader(num_workers=2, multiprocessing_context="forkserver"), marks=pytest.mark.soak),
         lambda: Loader(Prefetcher(ParallelMapper(Batcher(Cycler(Sampler(TorchOrder(N))), B), Fetch(Tagged(N)), 0))),
     ],
 )

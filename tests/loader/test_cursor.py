@@ -596,5 +596,5 @@ def machine(kind: type[RuleBasedStateMachine], examples: int) -> Any:
     return pytest.mark.slow(ignored(kind.TestCase))
 
 
-TestAgainstAList = machine(AgainstAList, 300)
+TestAgainstAList = machine(AgainstAList, 150)
 TestInAProcess = machine(InAProcess, 20)

@@ -7,12 +7,14 @@ import re
 import traceback
 from collections import UserDict, deque
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
+from pairwise import by_turns, mostly_soak
 from torch.utils.data import DistributedSampler, IterableDataset
 
 import penstock
@@ -325,10 +327,10 @@ EMPTY = [
     lambda **how: Loader.from_dataset(IterableSource([]), 2, **how),
     lambda **how: Loader.from_dataset([1], 1, rank=0, world_size=2, tail="drop", **how),
 ]
+of_nothing = pytest.mark.parametrize(("make", "how"), mostly_soak(product(EMPTY, HOW), by_turns(EMPTY, HOW)))
 
 
-@by_how
-@pytest.mark.parametrize("make", EMPTY)
+@of_nothing
 def test_an_epoch_of_nothing_yields_nothing_and_says_so(make, how, caplog):
     """As ``DataLoader``. Seen to fail: refused, some when built and some on reading."""
     with make(**how) as loader:
@@ -343,8 +345,7 @@ def test_an_epoch_of_nothing_yields_nothing_and_says_so(make, how, caplog):
         assert (list(other), other.epoch) == ([], 8)
 
 
-@by_how
-@pytest.mark.parametrize("make", EMPTY)
+@of_nothing
 def test_an_endless_loader_of_nothing_raises_and_does_not_spin(make, how):
     with (
         pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would loop"),

@@ -1,6 +1,7 @@
 """Ctrl-C, or a signal's handler that raises, in the middle of `next`: the state counts what `next` returned and nothing else, and the loop may go on.
 
 The interrupt is raised at each line of the library that one `next` runs, one after another. Where several loaders run a line, one of them is struck at it.
+On every change it is one line in a few of them; in the soak, every line.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import sys
 import threading
 import time
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from global_draws import draw, generators
 from leaks import no_leaks
-from pairwise import pairwise
+from pairwise import mostly_soak, pairwise
 from resumable import Resumable
 from strikes import Alarm, Stop, Strikes, alarm, answering, in_turn, stop
 from torch.utils.data import IterableDataset
@@ -88,7 +89,7 @@ def uninterrupted(name: str) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize(("before", "every"), [(1, 1), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(3, 1), (0, 5), (0, 1)])])
+@pytest.mark.parametrize(("before", "every"), [(1, 4), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(1, 1), (3, 1), (0, 1)])])
 def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(before: int, every: int) -> None:
     """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
     comparison of its state with the graph's left out; `_pulling` left out (a stream's generator was dead, and its epoch ended early)."""
@@ -125,7 +126,7 @@ def test_an_interrupt_of_the_first_next_leaves_a_usable_crew() -> None:
     while stopped:
         with BUILDS["processes"]() as loader:
             begun = iter(loader)
-            _, stopped = strikes(lambda batches=begun: next(batches), 40)
+            _, stopped = strikes(lambda batches=begun: next(batches), 80)
             got = [plain(batch) for batch in loader]
             assert got == uninterrupted("processes")[0][:4] or not stopped, strikes.last
     assert len(strikes.at) > 200
@@ -144,7 +145,8 @@ ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself() -> None:
+@pytest.mark.parametrize("times", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(times: int) -> None:
     """And no batch is lost.
 
     Seen to fail: a batch counted as delivered by the loader, a line before it was; from a worker's answer it came as a `SampleError`; from a source that
@@ -163,7 +165,7 @@ def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself() -> None:
             batches = iter(loader)
             got = [by_value(batch) for batch in islice(batches, before)]
             try:
-                _, struck = strikes(lambda: next(batches), every)
+                _, struck = strikes(lambda: next(batches), every * times)
                 assert not struck, f"nothing was raised, although the signal came: {strikes.last}"
                 return False
             except Alarm:
@@ -210,8 +212,8 @@ class DrawsLate:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("handler", [stop, alarm])
-def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handler: Callable[[], None]) -> None:
+@pytest.mark.parametrize(("handler", "every"), mostly_soak([(stop, 4), (alarm, 3), (stop, 1), (alarm, 1)], [(stop, 4), (alarm, 3)]))
+def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handler: Callable[[], None], every: int) -> None:
     """Seen to fail: what had been drawn unseeded stayed drawn; with an exception that is an error of the batch, what was half put back."""
     strikes, stopped = Strikes(handler), True
     np.random.seed(1)  # so that NumPy keeps no deviate, with which nothing is watched
@@ -222,7 +224,7 @@ def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handl
             for _ in range(4):
                 next(batches)
             with contextlib.suppress(Stop, Alarm):
-                stopped = strikes(lambda batches=batches: next(batches))[1]
+                stopped = strikes(lambda batches=batches: next(batches), every)[1]
             assert generators() == user, strikes.last
     assert len(strikes.at) > 100
 
@@ -236,12 +238,15 @@ class Fails(Tagged):
         return index
 
 
-inline_and_in_a_thread = pytest.mark.parametrize("how", [{}, {"num_workers": 1, "method": "thread"}], ids=["inline", "thread"])
+HOW: dict[str, dict[str, Any]] = {"inline": {}, "thread": {"num_workers": 1, "method": "thread"}}
+inline_and_in_a_thread = pytest.mark.parametrize(
+    ("how", "every"), mostly_soak([("inline", 2), ("thread", 3), ("inline", 1), ("thread", 1)], [("inline", 2), ("thread", 3)])
+)
 
 
 @pytest.mark.slow
 @inline_and_in_a_thread
-def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[str, Any]) -> None:
+def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: str, every: int) -> None:
     """But at the last lines, where it has left what can hold it back; they call nothing, so no interrupt comes there.
 
     Seen to fail: the batch that failed counted as delivered, and nobody had seen its error.
@@ -250,11 +255,11 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[
         passed=("if inside:", "runs.unfinished = None", "except BaseException:", "if inside and noted is not None and not own:", "raise")
     )
     while True:
-        with penstock.Loader.from_dataset(Fails(24), 4, **how) as loader:
+        with penstock.Loader.from_dataset(Fails(24), 4, **HOW[how]) as loader:
             batches = iter(loader)
             assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
             try:
-                interrupted, stopped = strikes(lambda batches=batches: next(batches))
+                interrupted, stopped = strikes(lambda batches=batches: next(batches), every)
             except OSError:
                 break
             assert (interrupted, stopped) == (None, True)
@@ -266,14 +271,14 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[
 
 @pytest.mark.slow
 @inline_and_in_a_thread
-def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget(how: dict[str, Any]) -> None:
+def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget(how: str, every: int) -> None:
     """Seen to fail: counted each time it came, and more samples had failed than there are bad ones."""
     strikes, struck = Strikes(), True
     while struck:
-        with Loader.from_dataset(Fails(24), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **how) as loader:
+        with Loader.from_dataset(Fails(24), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **HOW[how]) as loader:
             batches = iter(loader)
             got = [next(batches).tolist() for _ in range(2)]
-            batch, struck = strikes(lambda batches=batches: next(batches))
+            batch, struck = strikes(lambda batches=batches: next(batches), every)
             got += [batch.tolist() for batch in ([] if batch is None else [batch])] + [batch.tolist() for batch in batches]
             (counts,) = [node.failures for node in loader.statistics().nodes if node.failures is not None]
         assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 10, 11], *(list(range(first, first + 4)) for first in (12, 16, 20))]
@@ -283,10 +288,11 @@ def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("name", "where", "method"), pairwise(["inline", "threads", "a stream"], ["before", "behind"], ["restore", "lost"])
 )
-def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name, where, method, monkeypatch):
+def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name, where, method, every, monkeypatch):
     """Seen to fail: without the mending at the start of `next`, the batch that was never returned did not come again."""
     really = getattr(EpochCursor, method)
     mending = []
@@ -308,7 +314,7 @@ def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name,
             batches = iter(loader)
             got = [plain(next(batches))]
             mending[:] = ["soon"]
-            batch, stopped = strikes(lambda batches=batches: next(batches), 3)
+            batch, stopped = strikes(lambda batches=batches: next(batches), every)
             mending.clear()
             assert loader.state_dict() == states[1] or not stopped, strikes.last
             got += [plain(batch)] if not stopped else []
@@ -423,8 +429,8 @@ def waits(thread: threading.Thread) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", [pytest.param("close", marks=pytest.mark.soak), "drop"])
-def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(then: str) -> None:
+@pytest.mark.parametrize(("then", "every"), mostly_soak(product(["close", "drop"], [3, 1]), [("drop", 3)]))
+def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(then: str, every: int) -> None:
     """Seen to fail: the loader counted as closed before anything had ended, so workers, their zygote, descriptors and readers stayed for good."""
     strikes = Strikes()
 
@@ -435,7 +441,7 @@ def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_t
             next(batches)
             while name == "Prefetcher" and not all(waits(thread) for thread in threading.enumerate() if thread.name.startswith("penstock")):
                 pass
-            _, stopped = strikes(loader.close, 2 if name == "processes" else 1)
+            _, stopped = strikes(loader.close, (2 if name == "processes" else 1) * every)
             if then == "close":
                 loader.close()
             del loader, batches
@@ -466,7 +472,8 @@ def test_an_interrupt_at_any_line_of_refresh_loses_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_at_any_line_of_a_jump_loses_nothing() -> None:
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
+def test_an_interrupt_at_any_line_of_a_jump_loses_nothing(every: int) -> None:
     """In mid-epoch a new loop begins the next. Seen to fail: a reader that left its source for that, interrupted, was taken for a failed source."""
     strikes = Strikes()
 
@@ -476,7 +483,7 @@ def test_an_interrupt_at_any_line_of_a_jump_loses_nothing() -> None:
         with BUILDS[name]() as loader:
             assert [plain(batch) for batch in islice(loader, 2)] == expected[:2]
             begun = iter(loader)
-            _, stopped = strikes(lambda: next(begun), 2)
+            _, stopped = strikes(lambda: next(begun), every)
             if stopped:
                 assert loader.state_dict() == states[2], strikes.last
                 assert [plain(batch) for batch in loader] == expected[half:], strikes.last

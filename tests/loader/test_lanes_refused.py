@@ -7,11 +7,13 @@ import logging
 import random
 import threading
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from by_worker import Split, share, stream
+from pairwise import mostly_soak
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import penstock
@@ -47,7 +49,8 @@ def in_epochs(data, lanes=2, **words):
     return Loader.from_dataset(data, **{"lanes": lanes, "batch_size": None, "collate_fn": same, **words})
 
 
-both = pytest.mark.parametrize("way", [endless, in_epochs])
+WAYS = [endless, in_epochs]
+both = pytest.mark.parametrize("way", WAYS)
 
 
 def read(loader):
@@ -75,9 +78,13 @@ class AsksHowMany(Whole):
         yield from range(12 // get_worker_info().num_workers)
 
 
-@both
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", [Whole, AsksHowMany])
+@pytest.mark.parametrize(
+    ("kind", "workers", "way"),
+    mostly_soak(
+        product([Whole, AsksHowMany], WORKERS, WAYS),
+        [*product([Whole, AsksHowMany], [0], WAYS), (Whole, 2, in_epochs), (AsksHowMany, 2, endless)],
+    ),
+)
 def test_one_that_does_not_split_itself(way, workers, kind):
     """Seen to fail without `LaneInfo.asked`."""
     with pytest.raises(
@@ -102,9 +109,13 @@ class ShufflesAll(Whole):
         yield from random.sample(range(12), 12)
 
 
-@both
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", [Noise, ShufflesAll])
+@pytest.mark.parametrize(
+    ("kind", "workers", "way"),
+    mostly_soak(
+        product([Noise, ShufflesAll], WORKERS, WAYS),
+        [*product([Noise, ShufflesAll], [0], WAYS), (Noise, 2, endless), (ShufflesAll, 2, in_epochs)],
+    ),
+)
 def test_one_that_draws_and_does_not_split_itself_is_said(way, workers, kind, said):
     """Noise needs no split. Seen to fail: every item of the other came once for each lane, without a word."""
     found = read(way(kind(), **fork(workers)))
@@ -396,9 +407,10 @@ class FailsOnce(Split):
             yield item
 
 
-@both
-@pytest.mark.parametrize("at", [0, 2, 11])
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    ("workers", "at", "way"),
+    mostly_soak(product(WORKERS, [0, 2, 11], WAYS), [*product([0], [0, 2, 11], WAYS), (2, 0, endless), (2, 11, in_epochs)]),
+)
 def test_an_oserror_is_retried(way, at, workers, tmp_path, monkeypatch):
     """Seen to fail: one at the very beginning was raised, because worker 0 is begun for comparison first."""
     from penstock._streams import retrying

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from itertools import count, islice
+from itertools import count, islice, product
 
 import pytest
 import torch
+from pairwise import by_turns, mostly_soak
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 
 import penstock
@@ -78,8 +79,7 @@ def expected(what, rank, size, n):
     return read[:n]
 
 
-@by_every_method
-@pytest.mark.parametrize("what", SHARES)
+@pytest.mark.parametrize(("what", "how"), mostly_soak(product(SHARES, METHODS), by_turns(SHARES, METHODS)))
 class TestOwn:
     def test_the_share_is_taken_as_it_is(self, what, how):
         """Seen to fail: refused, for data that is read by index."""

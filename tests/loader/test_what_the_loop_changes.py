@@ -16,13 +16,14 @@ import random
 import tempfile
 import threading
 import time
-from functools import partial
-from itertools import islice
+from functools import cache, partial
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pairwise import by_turns, mostly_soak
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
 import penstock
@@ -40,7 +41,8 @@ METHODS = {
     "processes": {"num_workers": 2},
     "threads, not planned ahead": {"num_workers": 2, "method": "thread", "plan_ahead": False},
 }
-by_every_method = pytest.mark.parametrize("how", [how for how in METHODS if "planned" not in how])
+HOW = [how for how in METHODS if "planned" not in how]
+by_every_method = pytest.mark.parametrize("how", HOW)
 
 
 def values(loader):
@@ -184,7 +186,7 @@ SET_ON = {  # what `from_dataset` gets, and the object whose epoch is set
     "a shared tensor": lambda: ({"dataset": (stream := SharedEpoch()), "batch_size": 4}, stream),
     "the dataset": lambda: ({"dataset": (data := Rotated()), "batch_size": 4, "shuffle": True}, data),
 }
-DATA_IN_THREADS = "the dataset", "threads"
+DATA_IN_THREADS, DATA_IN_PROCESSES = ("the dataset", "threads"), ("the dataset", "processes")
 
 
 def build(on, how, **more):
@@ -204,13 +206,24 @@ def resumed(on, how, start, **more):
     return read
 
 
-@by_every_method
-@pytest.mark.parametrize("on", SET_ON)
+@cache
+def in_order(on):
+    """Five epochs, by no worker."""
+    return resumed(on, "inline", 0)
+
+
+@pytest.mark.parametrize(
+    ("on", "how"),
+    mostly_soak(
+        product(SET_ON, HOW), [*by_turns(SET_ON, HOW), ("its own sampler", "threads"), ("an IterableDataset", "threads"), DATA_IN_PROCESSES]
+    ),
+)
 class TestSetEpochOnTheUsersObject:
     def test_it_starts_there(self, on, how):
         """With the samples and the random numbers of that epoch. Seen to fail: the orders of epochs 0 and 1 again, without a word."""
         whole = resumed(on, how, 0)
         assert resumed(on, how, 3) == whole[3:]
+        assert whole == in_order(on)
         assert len({*map(str, whole)}) == 5
         assert [{value // 1000 for value in read} for read in whole] == [{epoch} for epoch in range(5)]
 
@@ -227,7 +240,7 @@ class TestSetEpochOnTheUsersObject:
 
     def test_a_repeated_number_repeats_the_epoch(self, on, how):
         """As with ``loader.set_epoch``. Seen to fail: epochs 0, 1, 0, where the number was compared with the one that the object held."""
-        whole = resumed(on, how, 0)
+        whole = in_order(on)
         loader, one = build(on, how)
         with loader:
             read = []
@@ -240,7 +253,7 @@ class TestSetEpochOnTheUsersObject:
         """Seen to fail: the loop's numbers and the loader's were of different epochs from then on."""
         if on in ("an IterableDataset", "a shared tensor"):
             pytest.skip("without a length, the state wins")
-        whole = resumed(on, how, 0)
+        whole = in_order(on)
         loader, one = build(on, how)
         with loader:
             loader.set_epoch(2)
@@ -624,14 +637,21 @@ def drawn(what, how, change=WANTED):
     return read
 
 
-@by_every_method
-@pytest.mark.parametrize("what", CHANGED)
+@cache
+def unplanned(what):
+    return drawn(what, "threads, not planned ahead")
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    mostly_soak(product(CHANGED, HOW), [*by_turns(CHANGED, HOW), ("a global", "processes"), ("what copies itself", "threads")]),
+)
 def test_a_sampler_is_what_it_is_when_its_epoch_begins(what, how):
     """Seen to fail: wanted A B A B B, drew A A A A B with workers, A A B A B inline."""
     read = drawn(what, how)
     assert letters(read) == WANTED
     assert [{value // 1000 for value in epoch} for epoch in read] == [{epoch} for epoch in range(5)]
-    assert read == drawn(what, "threads, not planned ahead") or what == "that remembers"  # the sampler itself goes on; a copy begins anew
+    assert read == unplanned(what) or what == "that remembers"  # the sampler itself goes on; a copy begins anew
 
 
 @by_every_method
@@ -901,6 +921,9 @@ SHARED = {
 }
 
 
+PLACES = [*((what, "dataset") for what in SHARED), ("Value", "transform"), ("Value", "collate_fn")]
+
+
 @pytest.fixture(scope="module")
 def manager():
     with multiprocessing.Manager() as manager:
@@ -908,8 +931,18 @@ def manager():
 
 
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="the values are inherited")
-@pytest.mark.parametrize("how", ["inline", "threads", "processes"])
-@pytest.mark.parametrize(("what", "where"), [*((what, "dataset") for what in SHARED), ("Value", "transform"), ("Value", "collate_fn")])
+@pytest.mark.parametrize(
+    ("what", "where", "how"),
+    mostly_soak(
+        ((*place, how) for how in HOW for place in PLACES),
+        [
+            ("Value", "dataset", "inline"),
+            *((*place, "threads") for place in PLACES),
+            *((what, "dataset", "processes") for what in ("Value", "a tensor in a dict", "a mapped page", "a Manager's dict")),
+            ("Value", "collate_fn", "processes"),
+        ],
+    ),
+)
 def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
     """Seen to fail: up to a whole epoch was made with the old value."""
     make, read, put = SHARED[what]

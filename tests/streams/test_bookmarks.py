@@ -7,10 +7,11 @@ import itertools
 import json
 import os
 import pickle
-import subprocess
-import sys
+import signal
 import threading
+import time
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -451,46 +452,30 @@ def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(t
     assert one.outputs(1, 0) == 11
 
 
-ADDS = """
-import sys
-from penstock._streams.bookmarks import Bookmarks
-
-one = Bookmarks(sys.argv[1], {"steps": ["filter"], "seed": 7}, ["key"] * 3000, 0)
-me, of = int(sys.argv[2]), int(sys.argv[3])
-print("ready", flush=True)
-sys.stdin.readline()
-for shard in range(3000):
-    if shard % of in (me, (me + 1) % of):  # each shard by two processes
-        one.add(shard, 0, 7 * shard, every_pass=bool(shard % 2))
-print("done", flush=True)
-sys.stdin.readline()  # killed here, or before
-"""
-
-
-@pytest.mark.slow
 def test_processes_that_append_at_once_lose_nothing_also_if_one_is_killed(tmp_path: Path) -> None:
     """Four write at once, and one of them is killed while it does."""
-    (tmp_path / "adds.py").write_text(ADDS)
-    folder = tmp_path / "bookmarks"
-    command = [sys.executable, str(tmp_path / "adds.py"), str(folder)]
-    processes = [subprocess.Popen([*command, str(me), "4"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for me in range(4)]
+    go, start = os.pipe()
+
+    def adds(me: int) -> None:
+        one = marks(tmp_path, keys=["key"] * 3000)
+        os.read(go, 1)
+        for shard in range(3000):
+            if shard % 4 in (me, (me + 1) % 4):  # each shard by two processes
+                one.add(shard, 0, 7 * shard, every_pass=bool(shard % 2))
+        if me == 0:
+            signal.pause()  # killed here, or before
+
+    writers = [forked(partial(adds, me)) for me in range(4)]
     try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        while len(found := files(folder)) < 4 or sum(file.stat().st_size for file in found) < 20_000:
-            pass
-        processes[0].kill()
-        for process in processes[1:]:
-            assert process.stdout.readline() == "done\n"
+        os.write(start, bytes(4))
+        while len(found := files(tmp_path)) < 4 or sum(file.stat().st_size for file in found) < 20_000:
+            time.sleep(0.001)
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    one = marks(folder, keys=["key"] * 3000)
+        os.kill(writers[0], signal.SIGKILL)
+        codes = ended(*writers)
+        os.close(go)
+        os.close(start)
+    assert codes == [-signal.SIGKILL, 0, 0, 0]
+    one = marks(tmp_path, keys=["key"] * 3000)
     assert [one.outputs(shard, 0) for shard in range(3000)] == [7 * shard for shard in range(3000)]
-    assert len(files(folder)) == 4
+    assert len(files(tmp_path)) == 4

@@ -70,17 +70,23 @@ KINDS: dict[str, tuple[str, Callable[[int], bytes], Callable[..., Any]]] = {
 }
 
 
+RIGHT: dict[tuple[Any, ...], list[Any]] = {}
+
+
 class Store:
     """Files in ``memory://``, and what goes wrong when one is fetched: ``fault`` is called with the real way, and where it comes from and goes to."""
 
     def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
         self.suffix, self.make, self.open = KINDS[kind]
         self.folder = folder
         self.fault: Callable[..., None] | None = None
+        self.added = dict.fromkeys(range(FILES), 0)
         for file in range(FILES):
             self.put(file)
 
     def put(self, file: int, add: int = 0) -> None:
+        self.added[file] = add
         with fsspec.open(f"memory://data/{file}.{self.suffix}", "wb", compression="infer") as out:
             out.write(self.make(file + add))
 
@@ -92,11 +98,13 @@ class Store:
             return [batch for _ in range(2) for batch in loader]
 
     def right(self) -> list[Any]:
-        """What should come: without a fault, in a new folder."""
-        fault, self.fault = self.fault, None
-        found = self.read(Path(tempfile.mkdtemp(dir=self.folder.parent)))
-        self.fault = fault
-        return found
+        """What should come: without a fault, in a new folder. Read once for all tests of a kind and a content."""
+        content = self.kind, *self.added.values()
+        if content not in RIGHT:
+            fault, self.fault = self.fault, None
+            RIGHT[content] = self.read(Path(tempfile.mkdtemp(dir=self.folder.parent)))
+            self.fault = fault
+        return RIGHT[content]
 
 
 def shown(sample: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import itertools
 from contextlib import closing
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mds_files import INT, described, index_of
 from megatron_files import index
+from pairwise import mostly_soak
 from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 
 import penstock
@@ -70,7 +71,7 @@ def test_copies_are_read_in_place_of_the_files(kind: str, how: str, tmp_path: Pa
         if kind == "mds":
             fetches.remove("index.json")  # read once, when the dataset is built
         with closing(data), Loader.from_dataset(data, batch_size=7, shuffle=True, seed=3, collate_fn=list) as loader:
-            return [batch for _ in range(3) for batch in loader]
+            return [batch for _ in range(2) for batch in loader]
 
     expected = read()
     cached = {"cache_dir": tmp_path / "cache", "max_cache_size": size}
@@ -176,12 +177,22 @@ class Numbers:
 
 
 def numbers_from(path: str, start: int) -> Iterator[int]:
-    yield from itertools.islice(numbers(path), start, None)
+    yield from islice(numbers(path), start, None)
 
 
-@pytest.mark.parametrize("open", [numbers, Numbers, numbers_from])
-@pytest.mark.parametrize("size", ["1MB", 500, 1])
-@pytest.mark.parametrize("how", ["counted", "stream"])
+OPENS = [numbers, Numbers, numbers_from]
+
+
+@pytest.mark.parametrize(
+    ("how", "size", "open"),
+    mostly_soak(
+        product(["counted", "stream"], ["1MB", 300, 1], OPENS),
+        [
+            *product(["counted", "stream"], ["1MB"], OPENS),
+            *zip(["counted", "stream"] * 3, [300, 300, 300, 1, 1, 1], OPENS * 2, strict=True),
+        ],
+    ),
+)
 def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, tmp_path: Path, fetches: list[str]) -> None:
     """And where there is no room, its own way. A state goes from one to the other."""
     for file in range(FILES):

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -312,17 +313,28 @@ def file_systems_closed() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_keys_and_an_endpoint_are_handed_to_the_file_system(store: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To list, to look, to read, in this process and in workers that are spawned. Seen to fail: without `beside` in `_globbed`."""
+@pytest.mark.parametrize(
+    "way", [{}, pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.soak)], ids=["inline", "spawn"]
+)
+def test_keys_and_an_endpoint_are_handed_to_the_file_system(store: int, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list, to look, to read, and from a pickle where nothing is open yet, as in a spawned worker. Seen to fail: without `beside` in `_globbed`."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     there = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{store}"}
-    words: dict[str, Any] = {"counts": [RECORDS] * SHARDS, "storage_options": there}
-    with file_systems_closed():
-        for options in ({"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "spawn"}):
-            with closing(formats.jsonl("s3://data/*.jsonl", lanes=1, **words)) as data:
-                assert repr(data).count("any") == 0
-                with Loader.from_dataset(data, batch_size=100, collate_fn=numbers, **options) as loader:
-                    assert [pair for batch in loader for pair in batch] == [(k, n) for k in range(SHARDS) for n in range(RECORDS)]
+    with (
+        file_systems_closed(),
+        closing(formats.jsonl("s3://data/*.jsonl", lanes=1, counts=[RECORDS] * SHARDS, storage_options=there)) as data,
+    ):
+        assert repr(data).count("any") == 0
+        pickled = pickle.dumps(data)
+        everything = [(shard, record) for shard in range(SHARDS) for record in range(RECORDS)]
+        assert everything == [pair for batch in read(data, **way) for pair in batch]
+    with file_systems_closed(), closing(pickle.loads(pickled)) as other:
+        assert everything == [pair for batch in read(other) for pair in batch]
+
+
+def read(data: Any, **way: Any) -> list[list[tuple[int, int]]]:
+    with Loader.from_dataset(data, batch_size=100, collate_fn=numbers, **way) as loader:
+        return list(loader)
 
 
 def of_s3(**words: Any) -> Shards:

@@ -14,6 +14,7 @@ import pytest
 from fuzz import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
+from pairwise import mostly_soak
 
 from penstock import Loader, formats
 from penstock._files.paths import kept_in
@@ -116,8 +117,13 @@ def best(opens: Callable[[int], Opens], lanes: set[int], room: int, passes: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["counted", "stream"])
-@pytest.mark.parametrize(("hosts", "share"), [(1, 0.5), (4, 0.25), (16, 0.5)])
+@pytest.mark.parametrize(
+    ("hosts", "share", "how"),
+    mostly_soak(
+        ((*case, how) for case in [(1, 0.5), (4, 0.25), (16, 0.5)] for how in ("counted", "stream")),
+        [(1, 0.5, "counted"), (4, 0.25, "stream"), (16, 0.5, "counted")],
+    ),
+)
 def test_what_is_needed_last_is_given_up(hosts: int, share: float, how: str, tmp_path: Path) -> None:
     """Within 2 points of what is possible, where each host is dealt other shards in each pass. Seen to fail: by time of use; with what is needed last taken in."""
     files, passes = 96 if hosts < 16 else 192, 8

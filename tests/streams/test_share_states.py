@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import signal
-from itertools import islice
+from itertools import islice, product
 from typing import NamedTuple
 
 import hypothesis.strategies as st
@@ -16,6 +16,7 @@ import torch
 from by_worker import OwnIterator, Restarting, Saved, stream
 from global_draws import draw, generators
 from hypothesis import HealthCheck, given, settings
+from pairwise import mostly_soak
 from worker_pids import worker_pids
 
 from penstock import Loader, StateMismatch, Stream
@@ -83,6 +84,9 @@ class Examples(Saved):
             yield Example(torch.tensor([record, worker]), {name, "a", "b"}, name, name)
 
 
+KINDS = [Saved, Restarting, OwnIterator]
+
+
 @pytest.mark.parametrize("way", [endless, in_epochs])
 def test_items_of_a_class_are_known_by_their_content(tmp_path, said, way):
     """Seen to fail with a plain pickle of each item, which has the addresses of its tensors."""
@@ -93,25 +97,29 @@ def test_items_of_a_class_are_known_by_their_content(tmp_path, said, way):
     assert said() == []
 
 
-@pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
-@pytest.mark.parametrize("way", [endless, in_epochs])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "way", "kind"),
+    mostly_soak(product([0, 2], [endless, in_epochs], KINDS), [*zip([0, 0, 0, 0, 2, 2], [endless, in_epochs] * 3, KINDS * 2, strict=True)]),
+)
 def test_a_resume_reads_few_items_again(tmp_path, said, kind, way, workers):
     """Seen to fail with marks that are never used."""
     read = tmp_path / "read"
-    found = resumed(lambda: way(kind(LENGTHS, read), tmp_path / "marks", **fork(workers)), 500, 20)
-    assert found == list(islice(stream(LENGTHS, LANES), 520))
-    assert len(read.read_text().splitlines()) < 500 + 20 + 8 + 100
+    found = resumed(lambda: way(kind(LENGTHS, read), tmp_path / "marks", **fork(workers)), 300, 20)
+    assert found == list(islice(stream(LENGTHS, LANES), 320))
+    assert len(read.read_text().splitlines()) < 300 + 20 + 8 + 100
     assert said() == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Saved, Restarting, OwnIterator])
-def test_a_resume_at_every_item(tmp_path, said, kind):
+@pytest.mark.parametrize(
+    ("kind", "first", "every"),
+    [(Saved, 1, 3), (Restarting, 2, 3), (OwnIterator, 3, 3), *(pytest.param(kind, 1, 1, marks=pytest.mark.soak) for kind in KINDS)],
+)
+def test_a_resume_at_every_item(tmp_path, said, kind, first, every):
     """Seen to fail: a share that began behind its first items compared its next ones with those of the trial, and said that they were others."""
     lengths = [9, 6]
     whole = list(islice(stream(lengths, LANES), 40))
-    for at in range(1, 34):
+    for at in range(first, 34, every):
         assert resumed(lambda at=at: endless(kind(lengths), tmp_path / str(at)), at, 6) == whole[: at + 6]
     assert said() == []
 
@@ -193,8 +201,17 @@ class Draws(Saved):
 LIARS = [Shuffled, OffByOne, OffByOneOverEqualItems, Packs, Raises, Large, Objects, Refuses]
 
 
-@pytest.mark.parametrize("kind", LIARS)
-@pytest.mark.parametrize(("way", "workers"), [(endless, 0), (in_epochs, 0), (endless, 2)])
+@pytest.mark.parametrize(
+    ("way", "workers", "kind"),
+    mostly_soak(
+        ((*how, kind) for how in [(endless, 0), (in_epochs, 0), (endless, 2)] for kind in LIARS),
+        [
+            *((endless, 0, kind) for kind in LIARS),
+            *((in_epochs, 0, kind) for kind in (OffByOne, Packs, Objects)),
+            *((endless, 2, kind) for kind in (Shuffled, Large, Refuses)),
+        ],
+    ),
+)
 def test_one_that_lies_is_read_again_and_said_once(tmp_path, said, kind, way, workers):
     """Seen to fail with states that are used as they are, and with a warning in each process. Equal items prove nothing: they were a mark once."""
     with way(kind(LENGTHS), tmp_path / "none") as loader:

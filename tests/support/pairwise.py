@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -34,3 +36,16 @@ def engines(names: Iterable[str]) -> list[tuple[str, str]]:
     """Each of the names inline, and once more: in threads, and every third one in processes."""
     names = list(names)
     return [*product(names, ["inline"]), *((name, "process" if k % 3 == 0 else "thread") for k, name in enumerate(names))]
+
+
+def by_turns(values: Iterable[Any], ways: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Each of the values with the first way, and with one of the other ways in turn."""
+    first, *others = ways
+    return [(value, way) for k, value in enumerate(values) for way in (first, others[k % len(others)])]
+
+
+def mostly_soak(cases: Iterable[tuple[Any, ...]], often: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of a test: those of ``often`` on every change, the other cases in the soak."""
+    cases, often = list(cases), list(often)
+    assert all(case in cases for case in often), "no such case"
+    return [case if case in often else pytest.param(*case, marks=pytest.mark.soak) for case in cases]

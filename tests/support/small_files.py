@@ -13,7 +13,7 @@ from mds_files import INT, integers, shard_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RECORDS = 20
+RECORDS = 12
 
 
 def jsonl(file: int) -> bytes:

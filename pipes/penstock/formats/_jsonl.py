@@ -105,13 +105,15 @@ def _forward(path: str, expected: Stamp | None) -> Iterator[Any]:
 
 
 def _check_first(head: bytes, path: str, *, alone: bool) -> None:
-    """Refuse a file that is one JSON array of objects, in one line or in several.
+    """Refuse a file of another kind, and one that is one JSON array of objects, in one line or in several.
 
     Args:
         head: The beginning of the file after blank lines, at least of its first line.
         path: For the error.
         alone: There is no other line.
     """
+    if kind := kind_of(head):  # before any count: what look like lines are none
+        raise ValueError(f"{path} is not JSON Lines{kind}.")
     if _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() in (b"[", b"[{"):
         raise ValueError(
             f"{path} is one JSON array of records instead of a record in each line. Write them line by line: "
@@ -133,8 +135,7 @@ def _loaded(line: bytes, path: str, number: int) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as exc:
-        kind = kind_of(line) if number == 1 else ""
-        raise ValueError(f"line {number} of {path} is not JSON{kind or f' ({exc})'}: {line.rstrip()!r:.200}") from None
+        raise ValueError(f"line {number} of {path} is not JSON ({exc}): {line.rstrip()!r:.200}") from None
 
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
