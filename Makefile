@@ -64,6 +64,9 @@ demo: $(VENV)/.demo
 picture: $(VENV)/.demo
 	$(BIN)/python examples/demo.py --picture docs/_static
 
+# The packages are installed without bytecode. A test that starts an interpreter would compile torch in it, which takes as long as to import it.
+test soak check: export PYTHONDONTWRITEBYTECODE :=
+
 # The tests run against the installed wheel: `pipes/` is not on the import path.
 test: $(VENV)/.installed
 	PYTHONPATH= $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist worksteal) $(PYTEST_ARGS)

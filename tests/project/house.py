@@ -15,6 +15,7 @@ import itertools
 import sys
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,8 +53,9 @@ def name_of(file: Path, package: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def files_of(package: Path) -> Graph:
-    """Which file imports which."""
+    """Which file imports which, when this is first asked."""
     files = {name_of(file, package): file for file in package.rglob("*.py")}
     return {
         name: {target for target in _targets(file, name, files) if target != name and (name, target) != ONLY_A_TYPE}

@@ -39,6 +39,7 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "pipes" / "penstock"
 FAULTS = Path(__file__).with_name("faults.txt")
 LIMIT_S = 60
+SCOPES = (ast.ClassDef, ast.FunctionDef)
 
 
 class Stale(Exception):
@@ -54,13 +55,18 @@ class Fault:
     new: str
     test: str
 
-    def applied(self, package: Path = PACKAGE) -> tuple[Path, str]:
-        """The file, and its text with the fault in it. Raises `Stale`."""
+    def planted(self, package: Path = PACKAGE) -> tuple[Path, ast.Module]:
+        """The file, and its code with the fault in it. Raises `Stale`."""
         path, tree, scope = _found(self.place, package)
         planted = _Planted(_parsed(self.old), _parsed(self.new))
         planted.visit(scope)
         if planted.times != 1:
             raise Stale(f"{self.place} in {path.name} has this {planted.times} times, not once")
+        return path, tree
+
+    def applied(self, package: Path = PACKAGE) -> tuple[Path, str]:
+        """The file, and its text with the fault in it. Raises `Stale`."""
+        path, tree = self.planted(package)
         return path, ast.unparse(ast.fix_missing_locations(tree))
 
     def __str__(self) -> str:
@@ -82,29 +88,39 @@ def read(text: str) -> list[Fault]:
 
 def _found(place: str, package: Path) -> tuple[Path, ast.Module, ast.AST]:
     file, _, name = (place, "", "") if place.endswith(".py") else place.rpartition("::")
-    last = re.compile(rf"^ *(?:def|class) {name.rpartition('.')[2]}\b" if name else "", re.MULTILINE)
-    found = []
-    for path, text in _texts(package).items():
-        if path.as_posix().endswith(f"/{file}" if file else "") and last.search(text):
-            tree = ast.parse(text)
-            found += [(path, tree, scope) for scope in _inside(tree, name.split(".") if name else [])]
-    if len(found) != 1:
-        raise Stale(f"{place} is in {' and '.join(path.name for path, *_ in found) or 'no file'}")
-    return found[0]
+    paths = [path for path in _named(package).get(name, ()) if path.as_posix().endswith(f"/{file}" if file else "")]
+    if len(paths) != 1:
+        raise Stale(f"{place} is in {' and '.join(path.name for path in paths) or 'no file'}")
+    tree = ast.parse(paths[0].read_text())
+    (scope,) = _inside(tree, name.split(".") if name else [])
+    return paths[0], tree, scope
 
 
 @cache
-def _texts(package: Path) -> dict[Path, str]:
-    return {path: path.read_text() for path in sorted(package.rglob("*.py"))}
+def _named(package: Path) -> dict[str, list[Path]]:
+    """The file of each function and class, by its qualified name, as often as it has one of that name; and every file, by the empty name."""
+    found: dict[str, list[Path]] = {}
+
+    def enter(scope: ast.AST, name: str, path: Path) -> None:
+        found.setdefault(name, []).append(path)
+        for node in ast.iter_child_nodes(scope):
+            if isinstance(node, SCOPES):
+                enter(node, f"{name}.{node.name}".lstrip("."), path)
+
+    for path in sorted(package.rglob("*.py")):
+        enter(ast.parse(path.read_text()), "", path)
+    return found
 
 
 def _inside(scope: ast.AST, names: list[str]) -> list[ast.AST]:
     """What has this qualified name in ``scope``."""
     if not names:
         return [scope]
-    kinds = (ast.ClassDef, ast.FunctionDef)
     return [
-        one for node in ast.iter_child_nodes(scope) if isinstance(node, kinds) and node.name == names[0] for one in _inside(node, names[1:])
+        one
+        for node in ast.iter_child_nodes(scope)
+        if isinstance(node, SCOPES) and node.name == names[0]
+        for one in _inside(node, names[1:])
     ]
 
 

@@ -34,7 +34,7 @@ def exists(test: str) -> bool:
 
 def stale(fault: Fault) -> str:
     try:
-        fault.applied()
+        fault.planted()
     except Stale as why:
         return str(why)
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,10 +60,12 @@ def touched(tree: ast.AST, ours: set[str]) -> Iterator[tuple[int, str]]:
 
 def test_few_private_names_are_touched() -> None:
     ours = {name for file in PACKAGE.rglob("*.py") for name in private_names(ast.parse(file.read_text()))}
+    texts = {file: file.read_text() for file in sorted(TESTS.rglob("*.py"))}
     found = [
         f"{file.relative_to(TESTS)}:{line} {name}"
-        for file in sorted(TESTS.rglob("*.py"))
-        for line, name in touched(ast.parse(file.read_text()), ours)
+        for file, text in texts.items()
+        if not ours.isdisjoint(re.findall(r"\b_\w+", text))  # most have none of these words at all
+        for line, name in touched(ast.parse(text), ours)
     ]
     assert len(found) <= MOST, "\n".join(found)
 

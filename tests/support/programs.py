@@ -58,10 +58,15 @@ class Programs:
         self.running: list[int] = []
 
     def start(self) -> None:
-        """Start a server, or another one once it has died."""
+        """Start a server, or another one once it has died.
+
+        A program has one thread for the operators of torch, which asks for that number where it is imported. More of them, of several ranks, and
+        of other tests, would wait for each other in loops that take all cores.
+        """
         self.stop()
-        command = [sys.executable, __file__]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command, environment = [sys.executable, __file__], {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self.process.wait()  # for the process between, which has ended
         self.pid = self._told(100)
 

@@ -2,9 +2,9 @@
 
 Imported by the tests, where it runs in one process; as a script it runs the same cases on two, which Lightning starts itself:
 
-    python lightning_cases.py FOLDER
+    python lightning_cases.py FOLDER [EVERY]
 
-Every rank writes what it saw to FOLDER/rank<r>.json; the judge is `exact`, in the test. Nothing here imitates Lightning.
+Of `CASES` it runs each EVERY-th, as `some` says. Every rank writes what it saw to FOLDER/rank<r>.json; the judge is `exact`, in the test. Nothing here imitates Lightning.
 """
 
 from __future__ import annotations
@@ -89,6 +89,12 @@ CASES = [
     Case("endless, `limit_train_batches`, last batch", {"every": 0.75}, 0.75, {"limit_train_batches": 0.75}, loader="endless", alone=True),
     Case("endless, `limit_train_batches`, epoch end", EPOCH_END, 0.75, {"limit_train_batches": 0.75}, loader="endless"),
 ]
+
+
+def some(every: int) -> list[Case]:
+    """Each ``every``-th case, from the second one on; 4 leave every kind of loader, checkpoint and option."""
+    return CASES[1::every] if every > 1 else CASES
+
 
 CHANGES = [
     Case("mid-epoch", MID, 1.5, validated=True),
@@ -301,12 +307,12 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, every: int = 1) -> None:
     """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}}
-    for case in CASES:
+    for case in some(every):
         seen["cases"][case.name] = run(case, WITH, folder, ranks=2)
     for case in CHANGES:
         place = place_of(case, WITH, folder / "alone", 1)  # made by one rank, before this script
@@ -319,4 +325,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -34,8 +34,8 @@ def test_nothing_is_lost_or_trained_twice(loop: str, tmp_path: Path, run_program
     ("loop", "keeper", "fault"),
     [
         ("trl", "position", "lost"),
-        ("openrlhf", "position", "lost"),
-        ("trl", "first untrained", "twice"),
+        pytest.param("openrlhf", "position", "lost", marks=pytest.mark.soak),
+        pytest.param("trl", "first untrained", "twice", marks=pytest.mark.soak),
         ("openrlhf", "first untrained", "twice"),
     ],
 )

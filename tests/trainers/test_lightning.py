@@ -68,15 +68,16 @@ def made_alone(folder: Path) -> None:
         cases.fit(case, WITH, cases.place_of(case, WITH, folder, 1), fails=case.fails and int(case.fails * cases.N // cases.B))
 
 
-def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_two_ranks(every: int, tmp_path: Path, run_program: Callable[..., str]) -> None:
     """Lightning starts both ranks; the batches of every rank are compared. There is a single launch, because starting takes longer than all runs.
 
     Seen to fail: after a change of the number of ranks, Lightning's saved count of batches was not corrected.
     """
     made_alone(tmp_path / "alone")
-    run_program(Path(cases.__file__), str(tmp_path))
+    run_program(Path(cases.__file__), str(tmp_path), every)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    for case in CASES:
+    for case in cases.some(every):
         assert all(exact(case, WITH, seen["cases"][case.name], rank, 2) for rank, seen in enumerate(ranks)), case.name
     of_changes([rank["changes"] for rank in ranks], tmp_path)
     for said in [rank["refusals"] for rank in ranks]:

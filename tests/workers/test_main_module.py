@@ -1,4 +1,7 @@
-"""Programs whose main module a new interpreter cannot import, and the error for each: real programs, run as a user runs them."""
+"""Programs whose main module a new interpreter cannot import, and the error for each: real programs, run as a user runs them.
+
+A file is run by the server of programs, as ``__main__`` and with its path; its workers are new interpreters, which import it from there.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow]
@@ -32,9 +36,8 @@ BEHIND_THE_GUARD = PROGRAM.replace("\n", "\n    ").replace("    import penstock"
 
 
 def run(program: str, how: str, folder: Path) -> tuple[str, str]:
-    """Its output and its errors."""
-    (folder / "program.py").write_text(program)
-    arguments = {"file": ["program.py"], "python -c": ["-c", program], "standard input": ["-"]}[how]
+    """The output and the errors of a program that is no file."""
+    arguments = {"python -c": ["-c", program], "standard input": ["-"]}[how]
     done = subprocess.run([sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=400, check=False, cwd=folder)
     return done.stdout, done.stderr
 
@@ -80,20 +83,34 @@ def test_what_comes_from_a_module_needs_no_file(method: str, tmp_path: Path) -> 
     assert run(program, "python -c", tmp_path) == ("[['__main__ is a word', '__main__ is a word', '__main__ is a word']]\n", "")
 
 
+@pytest.fixture
+def run_file(tmp_path: Path, run_program: Callable[..., str]) -> Callable[[str], str]:
+    """Run a program as a file; what it says."""
+
+    def run(program: str) -> str:
+        (tmp_path / "program.py").write_text(program)
+        return run_program(tmp_path / "program.py")
+
+    return run
+
+
 @pytest.mark.parametrize("method", ["forkserver", SPAWN])
-def test_a_class_that_the_worker_does_not_find_is_named_with_the_remedy(method: str, tmp_path: Path) -> None:
+def test_a_class_that_the_worker_does_not_find_is_named_with_the_remedy(method: str, run_file: Callable[[str], str]) -> None:
     """It is defined under the guard, which no worker executes. Seen to fail: just ``Can't get attribute``."""
-    _, errors = run(BEHIND_THE_GUARD.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"), "file", tmp_path)
-    last = errors.splitlines()[-1]
+    with pytest.raises(AssertionError, match=r"program.py ended with \[1\]") as caught:
+        run_file(BEHIND_THE_GUARD.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"))
+    last = str(caught.value).splitlines()[-1]
     assert last.startswith("AttributeError: Can't get attribute 'Squares'")
     assert 'under `if __name__ == "__main__":`' in last
     assert "Move them to a module" in last
 
 
 @pytest.mark.parametrize("method", [FORKSERVER, "spawn"])
-def test_a_script_without_a_guard_is_told_to_have_one(method: str, tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_told_to_have_one(method: str, run_file: Callable[[str], str]) -> None:
     """In the worker that imports it and in the program itself. Seen to fail: the worker spoke of daemonic processes and ``num_workers=0``."""
-    _, errors = run(PROGRAM.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"), "file", tmp_path)
+    with pytest.raises(AssertionError, match=r"program.py ended with \[1\]") as caught:
+        run_file(PROGRAM.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"))
+    errors = str(caught.value)
     assert "RuntimeError: this worker process imports your script" in errors
     assert "daemonic" not in errors
     assert errors.splitlines()[-1].startswith("penstock.WorkerDied")
@@ -101,6 +118,5 @@ def test_a_script_without_a_guard_is_told_to_have_one(method: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", [FORKSERVER, "spawn"])
-def test_a_script_with_a_guard_runs(method: str, tmp_path: Path) -> None:
-    program = GUARDED.format(dataset="Squares()", options=f"multiprocessing_context={method!r}")
-    assert run(program, "file", tmp_path) == ("[[0, 1, 4], [9, 16, 25]]\n", "")
+def test_a_script_with_a_guard_runs(method: str, run_file: Callable[[str], str]) -> None:
+    assert run_file(GUARDED.format(dataset="Squares()", options=f"multiprocessing_context={method!r}")) == "[[0, 1, 4], [9, 16, 25]]\n"

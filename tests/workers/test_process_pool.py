@@ -440,7 +440,7 @@ def test_a_worker_that_dies_in_a_task_is_replaced(
     pools: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, fault: Any, words: str
 ) -> None:
     """Seen to fail: `_replace` without `requeue` (the job is never done)."""
-    pool = pools(method=method)
+    pool = pools(2 if method == "fork" else 1, method=method)
     jobs = [pool.submit((once, tmp_path / "flag", fault, value) if value == 3 else (echo, value)) for value in range(20)]
     assert [result(pool, job) for job in jobs] == list(range(20))
     assert pool.statistics().restarts == 1
@@ -797,11 +797,11 @@ def test_nothing_is_left_behind_by_healing_often(pools: Any) -> None:
     assert zygote is not None
     held = zygote.num_fds()
     with no_leaks_but_workers():
-        for value in range(50):
+        for value in range(15):
             assert done(pool, full, BIG, value)[0] == value
             os.kill(pool.pids[0], signal.SIGKILL)
         warm(pool)
-    assert pool.statistics().restarts >= 50
+    assert pool.statistics().restarts >= 15
     assert zygote.num_fds() <= held + 1
     assert len(zygote.children()) == 1
 
@@ -853,15 +853,19 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, run_program: Any, meth
     assert run_program(tmp_path / "killed.py", killed=True) == "they have ended\n"
 
 
+EACH = pytest.param(1, marks=pytest.mark.soak)
+
+
 @pytest.mark.slow
-def test_an_interrupt_at_any_line_of_the_start_leaves_nothing() -> None:
+@pytest.mark.parametrize("every", [4, EACH])
+def test_an_interrupt_at_any_line_of_the_start_leaves_nothing(every: int) -> None:
     """It is started again, ended, or dropped. Seen to fail: nobody knew of the zygote yet, which became a zombie; two wakers; every signal blocked for good."""
     strikes = {then: Strikes() for then in ("start", "shutdown", "drop")}
 
     def strike(then: str) -> bool:
         with no_leaks(20):
             pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
-            _, stopped = strikes[then](pool.start, {"start": 2, "shutdown": 2, "drop": 1}[then])
+            _, stopped = strikes[then](pool.start, {"start": every, "shutdown": every, "drop": 1 + every // 2}[then])
             assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
             if then == "start":
                 pool.start()
@@ -877,7 +881,8 @@ def test_an_interrupt_at_any_line_of_the_start_leaves_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_shutdown_by_another_thread_at_any_line_of_the_start_leaves_nothing() -> None:
+@pytest.mark.parametrize("every", [7, EACH])
+def test_a_shutdown_by_another_thread_at_any_line_of_the_start_leaves_nothing(every: int) -> None:
     """It has less time than the start takes. Seen to fail: the processes stayed, and their pipes."""
     closed = 0
 
@@ -891,7 +896,7 @@ def test_a_shutdown_by_another_thread_at_any_line_of_the_start_leaves_nothing() 
         with no_leaks(20):
             pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
             try:
-                _, struck = strikes(pool.start, 4)
+                _, struck = strikes(pool.start, every)
             except ClosedError as error:
                 closed += "closed while its worker processes were starting" in str(error)
                 assert pool.pids == ()
