@@ -31,7 +31,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from sessions import session
 from worker_pids import worker_pids
 
 import penstock
@@ -268,7 +267,7 @@ class Watch(logging.Handler):
 
 KILLS = {(fault, "thread"): "n/a: it kills the process itself" for fault, about in FAULTS.items() if about.raises_in_thread is None}
 RESULTS: dict[tuple[str, str], str] = {**KILLS}
-OFTEN = [("working", "spawn"), ("startup", "forkserver")]
+OFTEN = [("startup", "forkserver")]
 CASES = [
     pytest.param(fault, method, marks=[] if method in ("thread", "fork") or (fault, method) in OFTEN else RARELY)
     for fault in FAULTS
@@ -471,8 +470,7 @@ def test_augmentation_is_the_same_after_deaths_and_resumes(method: str) -> None:
 # Ends.
 
 PROGRAM = """
-import os, signal, sys, threading, time
-sys.path[:0] = {path!r}
+import os, threading
 import penstock
 
 class Slow:
@@ -482,6 +480,9 @@ class Slow:
         if index > 5 and {stuck}:
             threading.Event().wait()
         return index
+
+def sent(name, to):  # by another process, while this one goes on
+    os.posix_spawn("/bin/sh", ["sh", "-c", f"kill -s {{name}} -- {{to}}"], os.environ)
 
 def main():
     loader = penstock.Loader.from_dataset(Slow(), batch_size=2, num_workers=2, **{options!r})
@@ -498,13 +499,12 @@ if __name__ == "__main__":
     main()
 """
 ENDS = {
-    "exit with it alive": ("return", None, 0),
-    "an exception in the loop": ("raise LookupError('of the user')", None, 1),
-    "Ctrl-C": ("pass", signal.SIGINT, 0),
-    "SIGTERM": ("pass", signal.SIGTERM, -signal.SIGTERM),
-    "SIGKILL": ("pass", signal.SIGKILL, -signal.SIGKILL),
+    "exit with it alive": ("return", 0, "here\n"),
+    "an exception in the loop": ("raise LookupError('of the user')", 1, "here\nTraceback .*\nLookupError: of the user\n"),
+    "Ctrl-C": ("sent('INT', -os.getpgid(0))", 0, "here\ninterrupted\n"),
+    "SIGTERM": ("sent('TERM', os.getpid())", -signal.SIGTERM, "here\n"),
+    "SIGKILL": ("sent('KILL', os.getpid())", -signal.SIGKILL, "here\n"),
 }
-
 
 ENDED_OFTEN = [
     ("exit with it alive", "fork"),
@@ -520,37 +520,18 @@ ENDED_OFTEN = [
     ("end", "method"),
     [pytest.param(*case, marks=[] if case in ENDED_OFTEN else pytest.mark.soak) for case in product(ENDS, METHODS)],
 )
-def test_nothing_is_left_and_nothing_is_said(end: str, method: str, tmp_path: Path) -> None:
+def test_nothing_is_left_and_nothing_is_said(end: str, method: str, tmp_path: Path, run_program: Callable[..., str]) -> None:
     """In the middle of samples that never come (threads: of none, for they cannot be stopped).
 
     Seen to fail: without `_end_with` (SIGKILL); without `ensure_running` (Ctrl-C while the second worker is still being spawned).
     """
-    statement, sent, code = ENDS[end]
+    statement, code, expected = ENDS[end]
     options = {"method": "thread"} if method == "thread" else {"multiprocessing_context": method}
     file = tmp_path / "program.py"
-    file.write_text(PROGRAM.format(path=[path for path in sys.path if path], options=options, end=statement, stuck=method != "thread"))
-    process = subprocess.Popen(
-        [sys.executable, file], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        if sent == signal.SIGINT:
-            os.killpg(process.pid, sent)
-        elif sent is not None:
-            process.send_signal(sent)
-        output, said = process.communicate(timeout=400)
-        psutil.wait_procs(session(process.pid), timeout=100)
-        left = session(process.pid)  # no zombies: orphans are reaped when the machine's first process gets to it
-    finally:
-        for straggler in session(process.pid):
-            straggler.kill()
-        process.wait()
-    assert process.returncode == code
-    assert left == []
-    assert said == "" or (end.startswith("an exception") and said.endswith("LookupError: of the user\n") and said.count("Traceback") == 1)
-    if sent == signal.SIGINT:
-        assert output.endswith("interrupted\n")
+    file.write_text(PROGRAM.format(options=options, end=statement, stuck=method != "thread"))
+    said = run_program(file, code=code)
+    assert re.fullmatch(expected, said, re.DOTALL), said
+    assert said.count("Traceback") == (code == 1)
 
 
 # Elsewhere than on Linux.
@@ -558,6 +539,8 @@ def test_nothing_is_left_and_nothing_is_said(end: str, method: str, tmp_path: Pa
 ELSEWHERE = """
 import multiprocessing.connection, os, select, signal, socket, sys, tempfile
 import torch, torchdata.nodes, torch.distributed.device_mesh
+for name in [name for name in sys.modules if name.partition(".")[0] == "penstock"]:
+    del sys.modules[name]  # it is imported here for the first time
 sys.modules["fcntl"] = sys.modules["resource"] = None
 for module, names in (
     (os, ["fork", "memfd_create", "pidfd_open", "posix_fallocate", "register_at_fork"]),
@@ -583,10 +566,10 @@ print("well", end="")
 
 
 @pytest.mark.slow
-def test_it_imports_and_runs_threads_where_linux_is_not() -> None:
+def test_it_imports_and_runs_threads_where_linux_is_not(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """Without the modules and signals that Windows lacks. Seen to fail: `import fcntl` at the top, `signal.SIGBUS` in a table."""
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=400, check=False)
-    assert (done.stdout, done.stderr) == ("well", "")
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    assert run_program(tmp_path / "elsewhere.py") == "well"
 
 
 # The page.

@@ -6,13 +6,11 @@ import gc
 import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -21,6 +19,9 @@ from torch.utils.data import IterableDataset
 import penstock
 from penstock import Loader
 from penstock._workers.meter import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HOW = {"inline": {}, "threads": {"num_workers": 2, "method": "thread"}, "processes": {"num_workers": 2}}
 
@@ -156,9 +157,10 @@ def test_a_full_disk_hides_no_error_of_the_training() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.slow
-def test_a_full_disk_does_not_end_the_work_of_a_worker(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_end_the_work_of_a_worker(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """Seen to fail: an event that could not be written raised in place of the worker's result."""
-    program = """
+    program = tmp_path / "program.py"
+    program.write_text("""
 import os, sys
 from penstock import Loader
 from penstock._observe.trace import _InWorker
@@ -169,8 +171,8 @@ for _ in range(5):
     traced[0].task(range(4), 0, 1)
 print(len(list(Loader.from_dataset(range(20), 4))), flush=True)
 os._exit(0)  # without a last try to write
-"""
-    assert subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True).stdout == b"5\n"
+""")
+    assert run_program(program, tmp_path) == "5\n"
 
 
 def test_one_trace_at_a_time(tmp_path: Path) -> None:

@@ -32,10 +32,14 @@ def _pairs(places: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
     return {(i, a, j, b) for (i, a), (j, b) in combinations(enumerate(places), 2)}
 
 
-def engines(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Each of the names inline, and once more: in threads, and every third one in processes."""
+def engines(names: Iterable[str]) -> list[Any]:
+    """Each of the names inline, and once more: in threads, and every third one in processes; of these, two of three in the soak."""
     names = list(names)
-    return [*product(names, ["inline"]), *((name, "process" if k % 3 == 0 else "thread") for k, name in enumerate(names))]
+    others = [("process" if k % 3 == 0 else "thread", [pytest.mark.soak] if k % 9 in (3, 6) else []) for k in range(len(names))]
+    return [
+        *product(names, ["inline"]),
+        *(pytest.param(name, other, marks=marks) for name, (other, marks) in zip(names, others, strict=True)),
+    ]
 
 
 def by_turns(values: Iterable[Any], ways: Iterable[Any]) -> list[tuple[Any, Any]]:

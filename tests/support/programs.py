@@ -78,11 +78,19 @@ class Programs:
         self.process, self.pid = None, 0
 
     def run(
-        self, script: Path, *arguments: object, cwd: Path, ranks: int = 0, deadline_s: float = 200, killed: bool = False, **environment: str
+        self,
+        script: Path,
+        *arguments: object,
+        cwd: Path,
+        ranks: int = 0,
+        deadline_s: float = 200,
+        killed: bool = False,
+        code: int = 0,
+        **environment: str,
     ) -> str:
         """What a program wrote, stderr included; it runs to its end, on so many ranks (0: without a rank's variables).
 
-        It must end well (or by SIGKILL, if ``killed``), within ``deadline_s`` seconds, and leave no process. When one rank fails, the others are killed.
+        It must end well (or by SIGKILL, if ``killed``; or with another ``code``), within ``deadline_s`` seconds, and leave no process. When one rank fails, the others are killed.
         """
         if not psutil.pid_exists(self.pid):
             self.start()
@@ -121,7 +129,7 @@ class Programs:
             self.busy, self.running = False, []
             if codes is None:
                 self.start()  # whatever the old one is about to say
-        expected = [-signal.SIGKILL if killed else 0] * max(1, ranks)
+        expected = [-signal.SIGKILL if killed else code] * max(1, ranks)
         assert codes == expected, f"{name} ended with {codes}:\n{output.read_text()}"
         assert not left, f"{name} left processes behind: {left}\n{output.read_text()}"
         return output.read_text()
