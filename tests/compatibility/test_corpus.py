@@ -6,13 +6,10 @@ The reference is ``tests/data/corpus.json.gz``. It is not written anew before th
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from corpus import CHUNK, KINDS, STOPS, digests, files, follow, load, walk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAVED = load()
 ON = CHUNK + 2  # tokens that are compared behind a state: some end an epoch
@@ -29,13 +26,19 @@ def words_of(way: str) -> dict[str, Any]:
     return {"world_size": int(ranks), "tail": tail} if way else {}
 
 
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The kinds that read files."""
+    return files(tmp_path_factory.mktemp("corpus"))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("every", [pytest.param(6, id="some states"), pytest.param(1, id="all states", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", SAVED)
-def test_a_loader_gives_what_it_gave_and_its_old_states_continue(name: str, every: int, tmp_path: Path):
+def test_a_loader_gives_what_it_gave_and_its_old_states_continue(name: str, every: int, common: dict[str, Any]):
     """Seen to fail with another key for a shuffle, with a tail that pads from elsewhere, and with a position that was read one too far."""
-    kind = {**KINDS, **(files(tmp_path) if name not in KINDS else {})}.get(name)
+    kind = {**KINDS, **common}.get(name)
     if kind is None:
         pytest.skip("pyarrow is not installed")
     alone: list[str] = []

@@ -74,7 +74,7 @@ def loader(kind: str, *, balanced: bool = True, **words: Any) -> Loader[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data(), tail=st.sampled_from(TAILS), drop_last=st.booleans())
 def test_each_global_batch_keeps_its_samples_over_any_chain(kind: str, data: Any, tail: str, drop_last: bool) -> None:
     """And each rank has as many, with the same states after each step; a state loads with and without it, and on any number of ranks.

@@ -163,9 +163,9 @@ def canonical(**options) -> Loader:
 @pytest.mark.slow
 def test_canonical_graph_with_processes_resumes_everywhere():
     options = {"num_workers": 2, "world_size": 2, "rank": 1}
-    assert_resumes_everywhere(lambda: canonical(**options), steps=8)
+    assert_resumes_everywhere(lambda: canonical(**options), steps=5)
     graphs = []
-    assert_resumes_everywhere(lambda: graphs.append(canonical(**options)) or graphs[-1].root, steps=8)
+    assert_resumes_everywhere(lambda: graphs.append(canonical(**options)) or graphs[-1].root, steps=7)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 3, "rank": 1, "world_size": 2, "drop_last": True}])

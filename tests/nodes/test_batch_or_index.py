@@ -120,7 +120,15 @@ BATCH_SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "dataset", "workers"), pairwise(BATCH_SAMPLERS, [Keys, Gathering], WORKERS))
+@pytest.mark.parametrize(
+    ("name", "dataset", "workers"),
+    [
+        pytest.param(*case, marks=[pytest.mark.soak] if case[2] == WORKERS[k % 2 + 1] else [])
+        for k, name in enumerate(BATCH_SAMPLERS)
+        for case in pairwise(BATCH_SAMPLERS, [Keys, Gathering], WORKERS)
+        if case[0] == name
+    ],
+)
 def test_an_item_of_a_batch_sampler_is_a_batch(name, dataset, workers):
     """``collate_fn`` gets a list. Seen to fail: a range, a deque, a set, an iterator and a word were taken for one index each."""
     theirs = list(DataLoader(Keys(), batch_sampler=BATCH_SAMPLERS[name](), collate_fn=seen))

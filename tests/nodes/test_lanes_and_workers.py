@@ -175,8 +175,16 @@ THREADS = {"method": "thread", "multiprocessing_context": None}
 by_split = pytest.mark.parametrize(("lanes", "options"), [(8, {}), (None, {}), (None, THREADS)], ids=["lanes", "processes", "threads"])
 
 
-@by_split
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 12])
+@pytest.mark.parametrize(
+    ("lanes", "options", "batch_size"),
+    [
+        *((8, {}, size) for size in (1, 12)),
+        *((None, {}, size) for size in (2, 5)),
+        *((None, THREADS, size) for size in (1, 2, 5, 12)),
+        *(pytest.param(8, {}, size, marks=pytest.mark.soak) for size in (2, 5)),
+        *(pytest.param(None, {}, size, marks=pytest.mark.soak) for size in (1, 12)),
+    ],
+)
 def test_every_batch_is_what_one_process_would_have_made(lanes: int | None, options: dict[str, Any], batch_size: int) -> None:
     """With its transform, too. Seen to fail: rows in the order of the parts, or from the last part to the first; `Part` with the positions of the first rows."""
     dataset = RichWithoutDraws(lanes) if options else Rich(lanes)
@@ -276,7 +284,7 @@ def test_skipping(lanes: int | None, options: dict[str, Any], bad: set[int], cap
 
 def test_the_resume_law() -> None:
     """Who reads differs after a resume, what is read does not."""
-    assert_resumes_everywhere(lambda: loading(Lanes(2, 14), 3, batch_size=5, transform=value_of), steps=9)
+    assert_resumes_everywhere(lambda: loading(Lanes(2, 14), 3, batch_size=5, transform=value_of), steps=7)
 
 
 def value_of(sample: dict[str, Any]) -> int:
@@ -308,8 +316,10 @@ class Logged:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("files", "workers"), [(24, 2), (24, 5), (3, 2)])
-@pytest.mark.parametrize("window", [0, 8])
+@pytest.mark.parametrize(
+    ("files", "workers", "window"),
+    [(24, 2, 8), (24, 5, 0), (3, 2, 0), *(pytest.param(*case, marks=pytest.mark.soak) for case in [(24, 2, 0), (24, 5, 8), (3, 2, 8)])],
+)
 def test_counted_shards_that_are_read_forward_are_read_by_one_worker_each(files: int, workers: int, window: int, tmp_path: Path) -> None:
     """The items stay. Seen to fail: without ``forward_cuts`` each shard was opened by every worker."""
 
