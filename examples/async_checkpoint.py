@@ -1,7 +1,7 @@
 """For checkpoints that are written while training goes on: `torch.distributed.checkpoint.async_save` of a sharded model, with the loader's state of the same step.
 
-python async_checkpoint.py --folder run                             # one rank; run again, it continues after its last complete checkpoint
-torchrun --nproc-per-node=2 async_checkpoint.py --folder run        # continues on two
+python async_checkpoint.py --folder run  # one rank; run again, it continues after its last complete checkpoint
+torchrun --nproc-per-node=2 async_checkpoint.py --folder run  # continues on two
 
 The model is tiny and sharded by FSDP2, which runs on CPUs, too. The global batch is the same on any number of ranks.
 """

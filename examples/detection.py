@@ -1,7 +1,7 @@
 """For object detection: images of any size with lists of boxes, batches of one aspect ratio, as torchvision's reference has them, and an exact resume.
 
-python detection.py --folder run                             # one rank; run again, it continues after its last checkpoint
-torchrun --nproc-per-node=2 detection.py --folder run        # continues on two
+python detection.py --folder run  # one rank; run again, it continues after its last checkpoint
+torchrun --nproc-per-node=2 detection.py --folder run  # continues on two
 
 The pictures are made here, and the detector is a tiny one that needs no torchvision; a model of torchvision.models.detection takes the same batches.
 """

@@ -27,7 +27,8 @@ import penstock
 from penstock.integrations.transformers import HFTrainerCallback
 
 STEPS, ROWS, CAPACITY, SAVE_EVERY = 24, 4, 128, 4
-TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}\
+TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}\
+{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}\
 {{ m.content }}<|end|>{% endif %}{% endfor %}"""
 
 

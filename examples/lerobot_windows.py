@@ -1,9 +1,9 @@
 """For robot learning on LeRobot datasets (version 3): windows of frames around each frame, and no frame twice or lost when a job is killed.
 
-python lerobot_windows.py --folder run                                     # then once more, with --resume
-torchrun --nproc-per-node=2 lerobot_windows.py --folder run --resume       # on any number of ranks
-python lerobot_windows.py --folder run --lerobot                           # the same batches from LeRobotDataset, by LeRobot's own sampler
-python lerobot_windows.py --folder run --video                             # the frames in a video, which torchcodec decodes
+python lerobot_windows.py --folder run  # then once more, with --resume
+torchrun --nproc-per-node=2 lerobot_windows.py --folder run --resume  # on any number of ranks
+python lerobot_windows.py --folder run --lerobot  # the same batches from LeRobotDataset, by LeRobot's own sampler
+python lerobot_windows.py --folder run --video  # the frames in a video, which torchcodec decodes
 
 The dataset is small, and made here: five episodes of a robot that carries its own index. It needs: pip install pandas pillow pyarrow
 """

@@ -1,8 +1,8 @@
 """For IterableDatasets on several ranks: a script ported from DataLoader; killed at any point, the run resumes bit for bit.
 
-python port_iterable.py                                                          # one rank needs no split
-torchrun --nproc-per-node=2 port_iterable.py --split items --resume              # every rank reads all rows and is dealt its share
-torchrun --nproc-per-node=2 port_iterable.py --split own --stateful --resume     # the dataset reads only its rank's rows
+python port_iterable.py  # one rank needs no split
+torchrun --nproc-per-node=2 port_iterable.py --split items --resume  # every rank reads all rows and is dealt its share
+torchrun --nproc-per-node=2 port_iterable.py --split own --stateful --resume  # the dataset reads only its rank's rows
 
 DataLoader has no ``split``: if a dataset does not split itself, every rank trains on all of it.
 The lines that differ from the script with DataLoaders are marked ``was:``.

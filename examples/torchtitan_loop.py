@@ -1,7 +1,7 @@
 """For torchtitan: a dataloader whose checkpoint loads on another data-parallel degree, and the calls that torchtitan makes to it.
 
-python torchtitan_loop.py --folder run                             # one rank; run again, it continues after its last checkpoint
-torchrun --nproc-per-node=2 torchtitan_loop.py --folder run        # continues on two
+python torchtitan_loop.py --folder run  # one rank; run again, it continues after its last checkpoint
+torchrun --nproc-per-node=2 torchtitan_loop.py --folder run  # continues on two
 
 `PenstockDataLoader` is for your project. Below it is what torchtitan does with a dataloader, in its order and with its names, from
 https://github.com/pytorch/torchtitan at b5bcd76 (August 2026): it needs no GPU and does not import torchtitan. The global batch is NUM_TOKENS_PER_TRAIN_STEP

@@ -122,11 +122,15 @@ class _Object(BaseHTTPRequestHandler):
                 else:
                     files.append((key, file.stat().st_size))
         said = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><ETag>&quot;{hashlib.md5(key.encode()).hexdigest()}&quot;</ETag>"
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>&quot;{hashlib.md5(key.encode()).hexdigest()}&quot;</ETag>"
             f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for key, size in files
         ) + "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders))
-        head = f"<Name>data</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(files) + len(folders)}</KeyCount><IsTruncated>false</IsTruncated>"
+        head = (
+            f"<Name>data</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(files) + len(folders)}</KeyCount>"
+            f"<IsTruncated>false</IsTruncated>"
+        )
         xml = f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{head}{said}</ListBucketResult>'
         self._say(200, xml.encode(), send=send, headers={"Content-Type": "application/xml"})
 

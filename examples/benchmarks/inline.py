@@ -143,7 +143,10 @@ def main() -> None:
     parser.add_argument("--layers", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'CPU time of a batch':24}{'DataLoader, us':>16}{'penstock, us':>14}{'ratio':>7}{'quartiles':>14}{'calls':>7}{'of':>5}")
+    print(
+        f"{'CPU time of a batch':24}{'DataLoader, us':>16}{'penstock, us':>14}"
+        f"{'ratio':>7}{'quartiles':>14}{'calls':>7}{'of':>5}"
+    )
     for name in options.only:
         make, batch_size, collate_fn = CASES[name]
         data = Made(BATCHES * batch_size, make)

@@ -598,7 +598,8 @@ def train(peer: str, task: Task, seconds: float) -> dict[str, Any]:
     took = time.perf_counter() - begin
     idle = waited / took
     if task.device.type != "cpu":
-        idle = sum(end.elapsed_time(start) for (_, end), (start, _) in itertools.pairwise(marks)) / marks[0][1].elapsed_time(marks[-1][1])
+        gaps_ms = sum(end.elapsed_time(start) for (_, end), (start, _) in itertools.pairwise(marks))
+        idle = gaps_ms / marks[0][1].elapsed_time(marks[-1][1])
     opened.close()
     return {"speed": count / took, "idle": idle, "waited": waited / took, "steps": len(marks) - 1, "first_step_s": first_step_s}
 

@@ -1,6 +1,7 @@
 """nanochat's loader beside penstock, on the same texts with the same tokenizer: texts in Parquet, tokenised and packed into full rows.
 
-    python language_model.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]     # needs: pip install 'torch-penstock[formats]' tokenizers
+    python language_model.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]
+    # needs: pip install 'torch-penstock[formats]' tokenizers
 
 ``--nanochat`` is a checkout of https://github.com/karpathy/nanochat; without it, that row is left out. The texts are the sources of Python's standard library, cut to lengths that are
 lognormal, with a median of 2 KB; the tokenizer is trained on them. Each loader runs in a process of its own, in turns, and the consumer does nothing. Everybody may use two

@@ -1,7 +1,8 @@
 """Loaders in the same process, in turns: the time of a batch, and what it costs beyond load and collate.
 
     python one_process.py [--workloads text python decode] [--threads 0] [--processes 6] [--turns 10] [--seconds 0.1]
-    python one_process.py --apart [--workloads python]    a process for each: how long the dataset's own function takes there
+    python one_process.py --apart [--workloads python]
+        a process for each: how long the dataset's own function takes there
 
 `loaders.py` gives each loader a process of its own, as a user would. But where a process has its memory decides, for as long as it lives, how fast the
 same JPEG decoder or the same loop in Python runs in it: by up to 16 %. Here the loaders share a process, and there are several. A ratio is the

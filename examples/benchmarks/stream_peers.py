@@ -994,7 +994,8 @@ def elastic_ours(folder: Path, **options: Any) -> Run:
             for loader in loaders:
                 stack.enter_context(loader)
             read = [iter(loader) for loader in loaders]
-            return [int(number) for _ in range(steps) for batches in read for number in next(batches)], loaders[-1].state_dict()
+            numbers = [int(number) for _ in range(steps) for batches in read for number in next(batches)]
+            return numbers, loaders[-1].state_dict()
 
     return run
 

@@ -16,7 +16,8 @@ Each package is one room. A room imports only from the rooms listed below it::
     formats        data in files of common formats: one file per format
     nodes, orders, statistics  the public names of _nodes, _random and _observe, and nothing else
     integrations   one file per trainer
-    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several; what one pass over a dataset finds
+    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several; what one pass over a dataset
+                   finds
     _loader        Loader: where an iterator starts, the saved state, the graph of from_dataset
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, plots
     _nodes         the node contract, and one file per node

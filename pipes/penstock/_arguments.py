@@ -129,7 +129,9 @@ def brief(value: Any) -> str:
             shown = [brief(one) for one in value[:_FEW]] + [f"… {len(value)} items"] * (len(value) > _FEW)
             text = f"[{', '.join(shown)}]" if kind is list else f"({', '.join(shown)})"
         elif kind is dict:
-            text = f"{{{', '.join(f'{brief(key)}: {brief(one)}' for key, one in value.items()) if len(value) <= _FEW else f'{len(value)} items'}}}"
+            few = len(value) <= _FEW
+            items = ", ".join(f"{brief(key)}: {brief(one)}" for key, one in value.items()) if few else f"{len(value)} items"
+            text = f"{{{items}}}"
         elif kind.__module__ == "torch" and kind.__name__ in ("device", "dtype"):
             text = str(value)
         elif isinstance(value, type) or (callable(value) and isinstance(getattr(value, "__qualname__", None), str)):

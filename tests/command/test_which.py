@@ -43,7 +43,7 @@ class Forward(IterableDataset):
 
 def forward():
     return Loader.from_dataset(Forward(), 3)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture

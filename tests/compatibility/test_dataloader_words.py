@@ -27,8 +27,9 @@ from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Sampler
 from penstock.orders import SequentialOrder
 
 KEYWORDS = {  # of torch 2.6 to 2.13
-    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
-    "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory",
+    "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor",
+    "persistent_workers", "pin_memory_device", "in_order",
 }  # fmt: skip
 SHOWN = ("dataset", "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last")
 N = 10

@@ -58,9 +58,10 @@ class Outer:
 
 BYTES = b"\xff\xff\x11\0" + bytes(range(60))
 DTYPES = [
-    "float32", "bfloat16", "bool", "complex64", "float8_e5m2", "quint8", "quint4x2", "bits8", "int1", "_dynamo", "_inductor", "load", "e",
-    "|O", "O", "|O8", "<i4", "<i8", "|b1", "|u1", ">c16", "<f2", "<f16", "<U1", "<U0", "|S2", "|V4",
-    "|V0", "<M8[s]", "<M8[25us]", "<M8", "<m8", "T", "|T16", "f4,O", "(3)O", "|V2147483647", "<U4294967295", "<M8[0s]",
+    "float32", "bfloat16", "bool", "complex64", "float8_e5m2", "quint8", "quint4x2", "bits8", "int1", "_dynamo",
+    "_inductor", "load", "e", "|O", "O", "|O8", "<i4", "<i8", "|b1", "|u1", ">c16", "<f2", "<f16", "<U1", "<U0", "|S2",
+    "|V4", "|V0", "<M8[s]", "<M8[25us]", "<M8", "<m8", "T", "|T16", "f4,O", "(3)O", "|V2147483647", "<U4294967295",
+    "<M8[0s]",
 ]  # fmt: skip
 numbers = st.integers(0, 9) | st.sampled_from(
     [-1, -8, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63), 1.5, 1e300, math.inf]

@@ -1,6 +1,7 @@
 """One link of an elastic chain: go on from a checkpoint for some steps, on as many ranks as torchrun started, and leave another.
 
-chain.py SAVE-TO STEPS LOAD-FROM [LOOK-AT …]     ("-": begin anew; what is only looked at is loaded first, and read for a step)
+chain.py SAVE-TO STEPS LOAD-FROM [LOOK-AT …]
+    ("-": begin anew; what is only looked at is loaded first, and read for a step)
 
 It does so for each kind of data in turn. The checkpoints are torch.distributed.checkpoint's, in SAVE-TO/KIND; beside it is the global sequence, sequence.json.
 """

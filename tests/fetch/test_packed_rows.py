@@ -243,7 +243,7 @@ class TestWhatIsRefusedOnLoading:
             (lambda i: document(i, pixels_offsets=np.arange(3)), {}, "the field 'pixels_offsets', which packing adds itself"),
             (lambda i: np.arange(3), {}, "sequence 0 has no field 'pixels'"),
         ],
-    )  # fmt: skip
+    )
     def test_names_the_sample(self, make, words, said):
         """Seen to fail: the counts compared with the number of dimensions."""
         words = {"lengths": [3, 3], "capacity": 8, "along": {"pixels": 0}, **words}
@@ -262,7 +262,7 @@ class TestWhatIsRefusedOnLoading:
             (np.arange(0), Pack(8, also={"images": (lambda record: 1, 4)}), "no place for a token, but something in along= or also="),
             (document(0, 2), Pack(8, along={"pixels": 0}, also={"pixels": (lambda record: 1, 4)}), r"also\['pixels'\] counts 1 for sequence 0, but .* the size 2"),
         ],
-    )  # fmt: skip
+    )
     def test_by_the_step(self, record, step, said):
         with pytest.raises(ValueError, match=said):
             list(step(iter([record])))

@@ -184,7 +184,8 @@ def test_shards_that_differ_only_in_the_query_are_different_shards(tmp_path: Pat
 
 SIGNED = {
     "S3": lambda k, day: (
-        f"https://b.s3.amazonaws.com/{k}.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date={day}&X-Amz-Expires=60&X-Amz-Signature={day}{k}"
+        f"https://b.s3.amazonaws.com/{k}.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date={day}"
+        f"&X-Amz-Expires=60&X-Amz-Signature={day}{k}"
     ),
     "S3, version 2": lambda k, day: f"https://b.s3.amazonaws.com/{k}.tar?AWSAccessKeyId=A&Expires={day}&Signature={day}{k}%3D",
     "GCS": lambda k, day: f"https://storage.googleapis.com/b/{k}.tar?X-Goog-Algorithm=GOOG4&X-Goog-Date={day}&X-Goog-Signature={day}{k}",

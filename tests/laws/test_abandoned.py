@@ -79,7 +79,9 @@ KINDS: list[Any] = [
 def loader(roof: Callable[[Any], Any], kind: tuple[int, str, str | None], batch_size: int = 2) -> Loader[Any]:
     workers, method, context = kind
     indices = Batcher(Cycler(Sampler(SequentialOrder(N))), batch_size)
-    return Loader(roof(ParallelMapper(indices, Fetch(Faulty()), workers, method=method, multiprocessing_context=context)))  # type: ignore[arg-type]
+    fetch = Fetch(Faulty())
+    mapper = ParallelMapper(indices, fetch, workers, method=method, multiprocessing_context=context)  # type: ignore
+    return Loader(roof(mapper))
 
 
 def resources(before: tuple[int, int, int] | None = None) -> tuple[int, int, int]:

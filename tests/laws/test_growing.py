@@ -641,7 +641,8 @@ class TestRefused:
             Loader.from_dataset(range(9), grow=True, **words)
 
     def test_what_cannot_be_compared(self) -> None:
-        for data in (Subset(torch.arange(9), [1, 2]), counted(4), Mix({"a": range(3)}, {"a": 1}), streamed(4)):  # type: ignore[arg-type]
+        mix = Mix({"a": range(3)}, {"a": 1})  # type: ignore[arg-type]
+        for data in (Subset(torch.arange(9), [1, 2]), counted(4), mix, streamed(4)):  # type: ignore[arg-type]
             with pytest.raises(ValueError, match=r"grow=True compares the length of a map-style dataset, but \w+ has"):
                 Loader.from_dataset(data, grow=True)
 

@@ -47,7 +47,7 @@ def mix(epoch_size=40, lanes=4, weights=WEIGHTS):
 def build(workers=0, method="thread", *, rank=0, world_size=1, batch_size=4, **of_mix):
     return Loader.from_dataset(
         mix(**of_mix), batch_size, True, seed=3, num_workers=workers, method=method, multiprocessing_context="fork", rank=rank, world_size=world_size, collate_fn=list
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("workers", [(0, "thread"), (2, "thread"), (2, "process")], ids=["inline", "threads", "processes"])

@@ -124,7 +124,8 @@ def check_packs(seed: int, **way: Any) -> None:
             rows = pieces_of(batch, case.data, case.capacity, epoch)
             case.check_budgets(rows)
             assert one.last is not None
-            expected |= {(epoch, position): row for position, row in zip(one.last.position, rows, strict=True)}  # type: ignore[arg-type]
+            placed = zip(one.last.position, rows, strict=True)  # type: ignore[arg-type]
+            expected |= {(epoch, position): row for position, row in placed}
         mine = sorted(piece for (of, _), row in expected.items() if of == epoch for piece in row)
         assert mine == case.pieces()
     if not expected:

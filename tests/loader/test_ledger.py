@@ -586,7 +586,7 @@ async def main():
 ledger = penstock.Ledger(penstock.Loader.from_dataset(range(9), batch_size=None, infinite=True), max_open=2, timeout=None)
 asyncio.run(main())
 print("end")
-"""
+"""  # noqa: E501
     )
     assert run_program(tmp_path / "program.py").split() == ["end"]
 
@@ -625,7 +625,8 @@ def test_a_signal_in_next_takes_nothing() -> None:
                     ledger.done(at)
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert len(served) == len({*served})
-            assert [at.epoch * 40 + at.position for at in sorted(served)] == [*range(len(served))]  # type: ignore[operator]
+            numbers = [at.epoch * 40 + at.position for at in sorted(served)]  # type: ignore[operator]
+            assert numbers == [*range(len(served))]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -45,7 +45,12 @@ def test_an_epoch_is_begun_with_indices_that_were_computed_before(monkeypatch, s
     """
     order = ShuffledOrder(samples, 1)
     right, computed, asked = ShuffledOrder(samples, 1), [], []
-    indices = lambda epoch, positions: (computed.append(epoch), asked.append(epoch), right.indices(epoch, positions))[2]  # noqa: E731
+
+    def indices(epoch, positions):
+        computed.append(epoch)
+        asked.append(epoch)
+        return right.indices(epoch, positions)
+
     monkeypatch.setattr(order, "indices", indices)
     loader = Loader(Batcher(Sharder(Cycler(Sampler(order)), rank, world_size, tail="drop"), 4))
     for epoch in range(4):

@@ -164,7 +164,8 @@ def test_nothing_exists_before_the_first_reset(build):
 
     def resources() -> tuple[int, ...]:
         me = psutil.Process()
-        return threading.active_count(), len(me.children(recursive=True)), me.num_fds(), len(weakref.finalize._registry)  # type: ignore[attr-defined]
+        finalizers = len(weakref.finalize._registry)  # type: ignore[attr-defined]
+        return threading.active_count(), len(me.children(recursive=True)), me.num_fds(), finalizers
 
     before = resources()
     node = build()

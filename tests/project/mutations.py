@@ -6,7 +6,8 @@ to fail when it was first planted. The program plants them one at a time in a co
     killed      the test failed, for the reason shown
     SURVIVED    the test passed: it no longer sees what it was written for
     STALE       the code has changed, and the fault no longer applies
-    BROKEN      nothing was tested: the package does not import, a name is missing, or the test is gone or fails without the fault
+    BROKEN      nothing was tested: the package does not import, a name is missing, or the test is gone or fails
+                without the fault
 
 It exits with 1 unless every fault is killed. The checkout is only read.
 

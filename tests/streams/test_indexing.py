@@ -55,7 +55,8 @@ class TestTheFile:
         """A release that changes this makes every user index everything again."""
         write_index("new/folder/x.index", "jsonl", Stamp(5, 6), np.array([0, 2]))
         assert Path("new/folder/x.index").read_bytes() == (
-            b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, "version": "", "checksum": 2929609768}\n'
+            b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, '
+            b'"version": "", "checksum": 2929609768}\n'
             b"\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00"
         )
         header = read_header("new/folder/x.index")

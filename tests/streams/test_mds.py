@@ -286,8 +286,10 @@ class TestAsStreamingDataset:
 
         def value(encoding: str, n: int) -> Any:
             special = {
-                "bytes": bytes(n), "str": "é" * n, "int": n - 5, "json": {"x": [n, None]}, "str_int": 10**30 + n, "str_float": n / 3, "str_decimal": Decimal("1.10") + n,
-                "pkl": {n, "x"}, "ndarray": rng.normal(size=(n + 1, 300)), "ndarray:float32": rng.normal(size=n + 1).astype("f4"), "ndarray:int16:2,3": ARRAY + n,
+                "bytes": bytes(n), "str": "é" * n, "int": n - 5, "json": {"x": [n, None]}, "str_int": 10**30 + n,
+                "str_float": n / 3, "str_decimal": Decimal("1.10") + n, "pkl": {n, "x"},
+                "ndarray": rng.normal(size=(n + 1, 300)), "ndarray:float32": rng.normal(size=n + 1).astype("f4"),
+                "ndarray:int16:2,3": ARRAY + n,
             }  # fmt: skip
             if "array" in encoding and "nd" not in encoding:
                 return [image("JPEG", n)] * (n % 3 + 1)

@@ -215,7 +215,7 @@ BAD = {
     "no borders": (bad(documents=[]), r"they begin with \[\]"),
     "short data": (bad(data=bytes(13)), "one.bin has 13 bytes, but according to .*one.idx it should have 14: 7 tokens of uint16. One of them is another version"),
     "long data": (bad(data=bytes(16)), "one.bin has 16 bytes, but according to .*one.idx it should have 14"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -712,14 +712,14 @@ if __name__ == "__main__":
         process = multiprocessing.get_context(method).Process(target=told)
         process.start()
         process.join(120)
-"""
+"""  # noqa: E501
 FILLED = {
-    "limit": 3, "size": 5, "factor": 2, "base": 0, "weights": 2, "method": ".upper", "cached": 1, "default": 1, "word": "w", "cell": 1, "partial": 4,
-    "pattern": "a+", "member": "'m'", "length": "len(r)", "quiet": 1,
+    "limit": 3, "size": 5, "factor": 2, "base": 0, "weights": 2, "method": ".upper", "cached": 1, "default": 1,
+    "word": "w", "cell": 1, "partial": 4, "pattern": "a+", "member": "'m'", "length": "len(r)", "quiet": 1,
 }  # fmt: skip
 OTHERWISE = {
-    "limit": 4, "size": 6, "factor": 3, "base": 1, "weights": 3, "method": ".lower", "cached": 2, "default": 2, "word": "v", "cell": 2, "partial": 5,
-    "pattern": "b+", "member": "'n'", "length": "len(r) + 1", "quiet": 2,
+    "limit": 4, "size": 6, "factor": 3, "base": 1, "weights": 3, "method": ".lower", "cached": 2, "default": 2,
+    "word": "v", "cell": 2, "partial": 5, "pattern": "b+", "member": "'n'", "length": "len(r) + 1", "quiet": 2,
 }  # fmt: skip
 
 

@@ -28,8 +28,9 @@ from penstock.formats._tar import sample_offsets
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 NAMES = [
-    "a/001.jpg", "a/001.CLS", "a/001.seg.png", "a.b/002.txt", "a.b/002.json", "003", "__meta__", "__skip__/x.txt", "x/__not__.txt", "dir/.hidden",
-    "d.d/.hidden", ".dot", ".x.y", "004.txt", "004.", "005.a", "006.a", "005.a", "ü/ö.txt", "n" * 120 + ".txt", "deep/" * 40 + "007.txt", "008.x", "008.y",
+    "a/001.jpg", "a/001.CLS", "a/001.seg.png", "a.b/002.txt", "a.b/002.json", "003", "__meta__", "__skip__/x.txt",
+    "x/__not__.txt", "dir/.hidden", "d.d/.hidden", ".dot", ".x.y", "004.txt", "004.", "005.a", "006.a", "005.a",
+    "ü/ö.txt", "n" * 120 + ".txt", "deep/" * 40 + "007.txt", "008.x", "008.y",
 ]  # fmt: skip
 
 

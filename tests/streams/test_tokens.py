@@ -312,7 +312,7 @@ BAD = {
     "Megatron's index": (lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(201)), {}, "it is the index of a Megatron dataset"),
     "wider tokens": (lambda path: np.arange(100, dtype="uint32").tofile(path), {}, "every second token is 0, .* Pass dtype='uint32'"),
     "narrower tokens": (lambda path: np.arange(256, 456, dtype="uint16").tofile(path), {"dtype": "int32"}, "most of the first tokens are above 16,777,216, .* than int32. Pass dtype='uint16'"),
-}  # fmt: skip
+}
 
 
 def llm_c(path, n, magic=20240520, dtype="uint16"):

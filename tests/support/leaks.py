@@ -52,7 +52,10 @@ class _Inventory:
 
     @classmethod
     def taken(cls) -> _Inventory:
-        helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
+        helpers = {
+            resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+            forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        }
         return cls(
             threads=frozenset(
                 thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"
@@ -85,7 +88,10 @@ def _descendants() -> list[psutil.Process]:
 
 def _open_files() -> dict[int, str]:
     """What each file descriptor of this process points to, except those that live as long as the program."""
-    kept: set[Any] = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}  # type: ignore[attr-defined]
+    kept: set[Any] = {
+        resource_tracker._resource_tracker._fd,  # type: ignore[attr-defined]
+        forkserver._forkserver._forkserver_alive_fd,  # type: ignore[attr-defined]
+    }
     files = {}
     for name in os.listdir(OPEN_FILES) if OPEN_FILES.is_dir() else ():
         try:

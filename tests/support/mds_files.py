@@ -45,7 +45,8 @@ def described(
         "format": "mds", "version": 2, "samples": records, "size_limit": None, "hashes": list(hashes),
         "compression": f"{packed}:3" if packed else None, "raw_data": file(name, raw),
         "zip_data": file(f"{name}.{packed}", PACK[packed](raw)) if packed else None,
-        "column_names": list(columns), "column_encodings": list(columns.values()), "column_sizes": [SIZES.get(one) for one in columns.values()],
+        "column_names": list(columns), "column_encodings": list(columns.values()),
+        "column_sizes": [SIZES.get(one) for one in columns.values()],
     }  # fmt: skip
 
 

@@ -143,7 +143,14 @@ class Cached(Shown):
         missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
         what = f"caching {self._identity['dataset']}"
         if len(missing):  # an empty epoch would be warned of
-            for _ in one_pass(Subset(self, missing), _BATCH_SIZE, what, num_workers=num_workers, method=method, transform=_dropped):  # type: ignore[arg-type]
+            for _ in one_pass(
+                Subset(self, missing),  # type: ignore[arg-type]
+                _BATCH_SIZE,
+                what,
+                num_workers=num_workers,
+                method=method,
+                transform=_dropped,
+            ):
                 pass
 
     def close(self) -> None:

@@ -124,7 +124,12 @@ class Mix(Shown, ConcatDataset[Any]):
     @property
     def source_lengths(self) -> dict[str, int] | None:
         """See `DatasetLike`; None with streams."""
-        return None if self._streams else dict(zip(self.names, map(len, self.datasets), strict=True))  # type: ignore[arg-type]  # all have a length
+        return (
+            None
+            if self._streams
+            # all have a length
+            else dict(zip(self.names, map(len, self.datasets), strict=True))  # type: ignore[arg-type]
+        )
 
     @property
     def only_concatenates(self) -> bool:

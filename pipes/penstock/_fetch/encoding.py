@@ -110,7 +110,7 @@ def _all(values: Iterable[Any], names: list[Any] | None = None) -> list[Any]:
     made: list[Any] = []
     try:
         for value in values:
-            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401  (after an error, its length is the index of the failed value)
+            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401  # after an error, its length is the index of the failed value
     except _NoWord as exc:
         exc.path.append(f"[{len(made) if names is None else names[len(made)]!r}]")
         raise

@@ -132,7 +132,11 @@ class Fetch(Shown):
 
     def convert(self, one: Any) -> Any:
         """A single sample, for loading without batches."""
-        return default_convert(one) if self.collate_fn is None else self.collate_fn(one)  # type: ignore[no-untyped-call]
+        return (
+            default_convert(one)  # type: ignore[no-untyped-call]
+            if self.collate_fn is None
+            else self.collate_fn(one)
+        )
 
     def settings(self) -> dict[str, Any]:
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""

@@ -80,7 +80,9 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
 def _walks_as(sampler: Any, kind: type) -> bool:
     """Whether it yields what torch's own ``kind`` would. torchdata's subclasses do, because they only count what they have yielded."""
     stateful = type(sampler).__module__ == "torchdata.stateful_dataloader.sampler"
-    return isinstance(sampler, kind) and (stateful or type(sampler).__iter__ is kind.__iter__)  # type: ignore[attr-defined]
+    return isinstance(sampler, kind) and (
+        stateful or type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
+    )
 
 
 def refuse_sharded(sampler: Any) -> None:

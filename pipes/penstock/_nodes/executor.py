@@ -2,7 +2,8 @@
 
 The mapper handles where items come from and in which order they are delivered. For each item it calls, in its own thread::
 
-    limit_before ─► submit, as often as there is room ─► wait, until the one that is due is done ─► result ─► limit_after ─► submit …
+    limit_before ─► submit, as often as there is room ─► wait, until the one that is due is done ─► result
+        ─► limit_after ─► submit …
 
 The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its decisions there: with
 ``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it

@@ -108,9 +108,8 @@ class SamplerWrapper(FirstNode[Any]):
         self._begun = -1  # the epoch that the loop has asked for
         self._changed = False  # the sampler was changed for that epoch
         self._unsure: list[tuple[int, Plan]] = []  # plans that are to be checked when the loop waits; see `EpochPlanner.is_certain`
-        self._made: tuple[
-            tuple[int, int, int, int], ...
-        ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
+        # of the last plans: epoch, first position, the position after the last, `Plan.said`
+        self._made: tuple[tuple[int, int, int, int], ...] = ()
         self._held: tuple[int, Plan, EpochPlanner] | None = None  # an epoch, its plan or the block in use, and where that came from
         self._looked_up: tuple[int, Plan] | None = None  # an epoch and its plan, for `at`
         self._follows: State | None = None  # the last returned place, which fits the current plan

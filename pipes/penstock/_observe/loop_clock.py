@@ -40,9 +40,8 @@ class LoopClock:
         self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
         self.at = 0
         self.until = _FIRST
-        self._starts: dict[
-            int, tuple[int, bool]
-        ] = {}  # of the first batch of each epoch in `moments`: `at` before it, `_end_ns`, `_in_step`
+        # of the first batch of each epoch in `moments`: `at` before it, `_end_ns`, `_in_step`
+        self._starts: dict[int, tuple[int, bool]] = {}
         self._in_step = False  # the end of the last batch's epoch was not seen
         self._end_ns = 0  # how long it took to find the end of the previous epoch
         self._every_ns, self.report_ns = 0, _NEVER

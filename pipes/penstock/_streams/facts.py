@@ -36,9 +36,8 @@ class Facts:
 
     def __init__(self) -> None:
         self.doubted: set[int] = set()
-        self._known: dict[
-            int, dict[int | None, int]
-        ] = {}  # by shard and pass; if one holds for every pass, it is the only one of its shard
+        # by shard and pass; if one holds for every pass, it is the only one of its shard
+        self._known: dict[int, dict[int | None, int]] = {}
         self._relied_on: set[tuple[int, int | None]] = set()
 
     def get(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:

@@ -80,9 +80,8 @@ class Schedule:
         rows = np.flatnonzero(opens.shards == shard)
         if not len(rows):
             return
-        row = rows[
-            np.abs(opens.times[rows] - self._now).argmin()
-        ]  # of two lanes in the same shard, one is at its end and the other at its beginning
+        # of two lanes in the same shard, one is at its end and the other at its beginning
+        row = rows[np.abs(opens.times[rows] - self._now).argmin()]
         lane, time = int(opens.lanes[row]), float(opens.times[row])
         self._now = time
         self._notes.saw(lane, time)

@@ -6,7 +6,8 @@ retries stay off.
 
 ::
 
-    submit ──► TaskTable ──a call of several tasks──► RayWorker, in an actor ──one object──► value, in memory of the consumer's `Allocate`
+    submit ──► TaskTable ──a call of several tasks──► RayWorker, in an actor ──one object──► value,
+        in memory of the consumer's `Allocate`
 
 This file tracks where each task is, `Actors` which actors are alive, and `RayWorker` is the code inside an actor.
 

@@ -2,7 +2,7 @@ r"""Token files with an index of their documents, as written by ``IndexedDataset
 
 Layout of the index, from ``megatron/core/datasets/indexed_dataset.py`` of megatron-core 0.16.1; everything is little-endian:
 
-========================  ======================  =================================================================================
+========================  ======================  ======================================================================
 ``MMIDIDX\0\0``             9 bytes
 version                   uint64                  1
 token type                uint8                   see `_TYPES`
@@ -10,9 +10,10 @@ number of sequences       uint64
 entries of document part  uint64                  one more than the number of documents
 length of each sequence   int32                   in tokens
 offset of each sequence   int64                   in bytes, in ``<prefix>.bin``
-document boundaries       int64                   counted in sequences: 0, the start of each further document, and the number of sequences
+document boundaries       int64                   counted in sequences: 0, the start of each further document, and the
+                                                  number of sequences
 mode of each sequence     int8                    in multimodal files only
-========================  ======================  =================================================================================
+========================  ======================  ======================================================================
 """
 
 from __future__ import annotations

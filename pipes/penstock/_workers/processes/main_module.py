@@ -44,7 +44,8 @@ def check_importable(method: str, pickled: memoryview) -> None:
         return
     file = getattr(main, "__file__", None)
     if file is not None:
-        if not Path(multiprocessing.process.ORIGINAL_DIR or "", file).exists():  # type: ignore[attr-defined,unused-ignore]
+        folder = multiprocessing.process.ORIGINAL_DIR  # type: ignore[attr-defined,unused-ignore]
+        if not Path(folder or "", file).exists():
             raise RuntimeError(
                 f"worker processes started by {method!r} import the main script again, but there is no file {file!r}: a script from standard input cannot "
                 f"be read again. Save it as a file and run that, or {REMEDY}."

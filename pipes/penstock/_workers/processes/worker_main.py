@@ -152,9 +152,8 @@ class _Server:
         self._looked = 0, active_ns(), thread_time_ns()
         self._done = 0  # when the task's value was there
         measuring.set(area.meter)
-        self._inherited = sys.exc_info()[
-            1
-        ]  # what the consumer was handling when it forked; Python takes it for the context of every error here
+        # what the consumer was handling when it forked; Python takes it for the context of every error here
+        self._inherited = sys.exc_info()[1]
 
     def serve(self, work: Work) -> None:
         """Answer tasks, in the order in which they arrive, until end-of-file."""
