@@ -1,10 +1,13 @@
-"""Small batches without workers: the CPU time of a batch beside ``DataLoader``'s, the Python calls it takes, and where those are.
+"""Small batches without workers: the CPU time of a batch beside ``DataLoader``'s, the Python calls it takes, and where
+those are.
 
     python inline.py [--pairs 30] [--only NAME ...] [--calls] [--layers]
 
-A pair is an epoch of 300 batches of each loader, in one process, which takes turns. The work is the same: samples are made in ``__getitem__``. The time is
-that of the process, so other load on the machine counts little. ``--calls`` lists the files in which penstock's calls of one batch are. ``--layers`` takes penstock's loader apart: the samples and their collation alone, the
-indices of batches alone, a mapper over them without and with its watch over the global generators, and the loader over that mapper.
+A pair is an epoch of 300 batches of each loader, in one process, which takes turns. The work is the same: samples are
+made in ``__getitem__``. The time is that of the process, so other load on the machine counts little. ``--calls`` lists
+the files in which penstock's calls of one batch are. ``--layers`` takes penstock's loader apart: the samples and their
+collation alone, the indices of batches alone, a mapper over them without and with its watch over the global generators,
+and the loader over that mapper.
 """
 
 from __future__ import annotations
@@ -48,7 +51,11 @@ def numbers(index: int) -> dict[str, float]:
 
 def arrays(index: int) -> dict[str, np.ndarray]:
     """A dict of three arrays."""
-    return {"a": np.full((3, 8, 8), index, np.float32), "b": np.full((3, 8, 8), index, np.float32), "c": np.full(5, index)}
+    return {
+        "a": np.full((3, 8, 8), index, np.float32),
+        "b": np.full((3, 8, 8), index, np.float32),
+        "c": np.full(5, index),
+    }
 
 
 def row(index: int) -> tuple[torch.Tensor, int]:
@@ -100,7 +107,8 @@ def layers(data: Made, batch_size: int, collate_fn: Callable[[list[Any]], Any] |
 
     def indices(seed: int) -> Any:
         return nodes.Batcher(
-            nodes.Sharder(nodes.Cycler(nodes.Sampler(penstock.orders.ShuffledOrder(len(data), seed=seed))), 0, 1), batch_size
+            nodes.Sharder(nodes.Cycler(nodes.Sampler(penstock.orders.ShuffledOrder(len(data), seed=seed))), 0, 1),
+            batch_size,
         )
 
     def mapped(seed: int, watch: bool) -> Any:
@@ -169,13 +177,18 @@ def main() -> None:
         )
         if options.layers:
             print(
-                "".join(f"    {took_us:6.1f}  {part}\n" for part, took_us in layers(data, batch_size, collate_fn, options.pairs).items()),
+                "".join(
+                    f"    {took_us:6.1f}  {part}\n"
+                    for part, took_us in layers(data, batch_size, collate_fn, options.pairs).items()
+                ),
                 end="",
             )
         if options.calls:
             home = str(Path(penstock.__file__).parent)
             for file, count in of_ours.most_common():
-                print(f"    {count:5.1f}  {file.removeprefix(home + '/') if file.startswith(home) else Path(file).name}")
+                print(
+                    f"    {count:5.1f}  {file.removeprefix(home + '/') if file.startswith(home) else Path(file).name}"
+                )
 
 
 if __name__ == "__main__":

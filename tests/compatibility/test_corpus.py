@@ -1,4 +1,5 @@
-"""What every kind of loader gave when the reference was written, it still gives; and the states that it saved then load and continue.
+"""What every kind of loader gave when the reference was written, it still gives; and the states that it saved then load
+and continue.
 
 The reference is ``tests/data/corpus.json.gz``. It is not written anew before the first release.
 """
@@ -34,10 +35,13 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("every", [pytest.param(6, id="some states"), pytest.param(1, id="all states", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "every", [pytest.param(6, id="some states"), pytest.param(1, id="all states", marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_loader_gives_what_it_gave_and_its_old_states_continue(name: str, every: int, common: dict[str, Any]):
-    """Seen to fail with another key for a shuffle, with a tail that pads from elsewhere, and with a position that was read one too far."""
+    """Seen to fail with another key for a shuffle, with a tail that pads from elsewhere, and with a position that was
+    read one too far."""
     kind = {**KINDS, **common}.get(name)
     if kind is None:
         pytest.skip("pyarrow is not installed")
@@ -54,7 +58,8 @@ def test_a_loader_gives_what_it_gave_and_its_old_states_continue(name: str, ever
             assert " ".join(digests(tokens)) == saved["digests"][rank], (way, rank)
             reference.append(tokens)
         alone = reference[0] if not words else alone
-        # Every rank's states are tried where the law of one state does not hold; otherwise rank 0's, on all ranks by turns.
+        # Every rank's states are tried where the law of one state does not hold; otherwise rank 0's, on all ranks by
+        # turns.
         bound = words.get("tail") == "exact" or "out of order" in name
         for states, saver in zip(saved["states"], saved["saved_by"], strict=True):
             step = 3 * every if words else every

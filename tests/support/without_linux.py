@@ -1,7 +1,8 @@
-"""A Linux that looks like macOS to Python code, as far as that goes: a program that replays the corpus there, inline, in threads and in worker processes.
+"""A Linux that looks like macOS to Python code, as far as that goes: a program that replays the corpus there, inline,
+in threads and in worker processes.
 
-It has none of what CPython has on Linux and not on macOS, and neither ``/proc`` nor ``/dev/shm``. What macOS does otherwise under the same name is not
-imitated: its sockets, its signals, its memory.
+It has none of what CPython has on Linux and not on macOS, and neither ``/proc`` nor ``/dev/shm``. What macOS does
+otherwise under the same name is not imitated: its sockets, its signals, its memory.
 """
 
 from __future__ import annotations
@@ -26,23 +27,30 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MISSING: dict[Any, str] = {
-    os: "copy_file_range eventfd eventfd_read eventfd_write fdatasync getrandom getresgid getresuid getxattr listxattr memfd_create pidfd_open "
-    "pipe2 posix_fadvise posix_fallocate removexattr sched_getaffinity sched_getparam sched_getscheduler sched_param sched_rr_get_interval "
-    "sched_setaffinity sched_setparam sched_setscheduler setns setresgid setresuid setxattr splice timerfd_create unshare "
-    "O_DIRECT O_LARGEFILE O_NOATIME O_PATH O_RSYNC O_TMPFILE PIDFD_NONBLOCK P_PIDFD SCHED_BATCH SCHED_IDLE SCHED_RESET_ON_FORK",
+    os: (
+        "copy_file_range eventfd eventfd_read eventfd_write fdatasync getrandom getresgid getresuid getxattr listxattr "
+        "memfd_create pidfd_open pipe2 posix_fadvise posix_fallocate removexattr sched_getaffinity sched_getparam "
+        "sched_getscheduler sched_param sched_rr_get_interval sched_setaffinity sched_setparam sched_setscheduler "
+        "setns setresgid setresuid setxattr splice timerfd_create unshare O_DIRECT O_LARGEFILE O_NOATIME O_PATH "
+        "O_RSYNC O_TMPFILE PIDFD_NONBLOCK P_PIDFD SCHED_BATCH SCHED_IDLE SCHED_RESET_ON_FORK"
+    ),
     signal: "pidfd_send_signal sigtimedwait sigwaitinfo SIGCLD SIGPOLL SIGPWR SIGRTMAX SIGRTMIN SIGSTKFLT",
     select: "epoll EPOLLIN POLLRDHUP",
-    socket: "MSG_CMSG_CLOEXEC MSG_CONFIRM MSG_MORE MSG_NOSIGNAL SOCK_CLOEXEC SOCK_NONBLOCK SO_PEERCRED AF_NETLINK AF_PACKET",
+    socket: (
+        "MSG_CMSG_CLOEXEC MSG_CONFIRM MSG_MORE MSG_NOSIGNAL SOCK_CLOEXEC SOCK_NONBLOCK SO_PEERCRED AF_NETLINK AF_PACKET"
+    ),
     time: "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
     fcntl: "F_ADD_SEALS F_GETLEASE F_GETPIPE_SZ F_GETSIG F_NOTIFY F_SETLEASE F_SETPIPE_SZ F_SETSIG",
     resource: "RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RUSAGE_THREAD prlimit",
 }
-"""What the documentation of CPython's modules says is available on Linux and not on macOS, of what a data loader could want."""
+"""What the documentation of CPython's modules says is available on Linux and not on macOS, of what a data loader could
+want."""
 
 
 def hide() -> None:
     """For the rest of this process."""
-    sysconfig.get_config_vars()  # reads a file that is named after the platform, as the next ones do when they are imported
+    # reads a file that is named after the platform, as the next ones do when they are imported
+    sysconfig.get_config_vars()
     for name in ("urllib.request", "torchdata.nodes"):
         import_module(name)
     sys.platform = "darwin"
@@ -100,9 +108,11 @@ STOP, ON = 7, 36
 
 
 def main(folder: Path, spawns: str) -> None:
-    """Compare every kind with the reference, and with itself when it resumes: inline, in threads, and a few in processes of each start method.
+    """Compare every kind with the reference, and with itself when it resumes: inline, in threads, and a few in
+    processes of each start method.
 
-    Unless ``spawns`` is "all", which takes half a minute more, only what shares a file and its locks is resumed in a spawned process, and in one.
+    Unless ``spawns`` is "all", which takes half a minute more, only what shares a file and its locks is resumed in a
+    spawned process, and in one.
     """
     import corpus
     import pytest
@@ -113,7 +123,9 @@ def main(folder: Path, spawns: str) -> None:
     with pytest.raises(ValueError, match="Give a path"):
         penstock.Cached([1])
     kinds = {**corpus.KINDS, **corpus.files(folder)}
-    kinds["cached"] = corpus.own(lambda: penstock.Cached([10 * k for k in range(corpus.N)], folder / "cache"), shuffle=True)
+    kinds["cached"] = corpus.own(
+        lambda: penstock.Cached([10 * k for k in range(corpus.N)], folder / "cache"), shuffle=True
+    )
     saved, ran = corpus.load(), dict.fromkeys(["inline", "thread", "auto", "fork", "spawn"], 0)
     for name, kind in kinds.items():
         with kind() as loader:

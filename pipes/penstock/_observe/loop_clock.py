@@ -20,8 +20,8 @@ _logger = logging.getLogger("penstock")
 class LoopClock:
     """Records when a loop requested and received each batch, or received none (`end`).
 
-    The loop's work between two epochs is neither a wait nor a step. For most batches, timestamps are only recorded, and aggregated later,
-    because aggregation would cost too much for a tiny batch. An iterator may record them itself.
+    The loop's work between two epochs is neither a wait nor a step. For most batches, timestamps are only recorded, and
+    aggregated later, because aggregation would cost too much for a tiny batch. An iterator may record them itself.
 
     Args:
         root: The last node of the graph that is read; None without a graph.
@@ -122,7 +122,9 @@ class LoopClock:
         self._batches += self.at // 2
         self.moments[0], self.at, self._starts = self.moments[self.at], 0, {}
 
-    def _added_to(self, waits: Histogram, starts: Histogram, steps: Histogram) -> tuple[Histogram, Histogram, Histogram]:
+    def _added_to(
+        self, waits: Histogram, starts: Histogram, steps: Histogram
+    ) -> tuple[Histogram, Histogram, Histogram]:
         """The histograms, to which the recorded batches were added."""
         at = self.at
         ns = np.diff(np.array(self.moments[: at + 1]))
