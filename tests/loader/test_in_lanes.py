@@ -1,4 +1,5 @@
-"""Loader.from_dataset(dataset, lanes=L) is DataLoader(dataset, num_workers=L), batch for batch and epoch after epoch, with any workers, and resumes anywhere."""
+"""Loader.from_dataset(dataset, lanes=L) is DataLoader(dataset, num_workers=L), batch for batch and epoch after epoch,
+with any workers, and resumes anywhere."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import json
 import os
 import signal
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 
 import hypothesis.strategies as st
 import pytest
 from by_worker import Draws, Split, share
 from hypothesis import given, settings
-from pairwise import pairwise
+from pairwise import mostly_soak
 from torch.utils.data import DataLoader, get_worker_info
 from ways import SPAWN
 from worker_pids import worker_pids
@@ -41,14 +42,20 @@ def fork(workers):
     return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
 
 
+AROUND = [(4, 97), (4, 98), (4, 99), (7, 70), (1, 64), (128, 65)]
+"""Of the 64 items after which nothing is watched: the size of a batch, and the first item that draws."""
+
+
 def own(lengths, kind=Split, **words):
     return Loader.from_dataset(
-        kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words}
+        kind(lengths),
+        **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words},
     )
 
 
 def expected(lengths, epoch, batch_size, drop_last=False):
-    """The batches of an epoch by the rule alone: the workers yield batches in turn, and one that has ended is left out."""
+    """The batches of an epoch by the rule alone: the workers yield batches in turn, and one that has ended is left
+    out."""
     size, dealt = batch_size or 1, []
     for worker in range(LANES):
         items = share(lengths, LANES, worker, epoch)
@@ -58,8 +65,13 @@ def expected(lengths, epoch, batch_size, drop_last=False):
     return turns if batch_size else [one for (one,) in turns]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("size", "quiet"), [(4, 97), (4, 98), (4, 99), (7, 70), (1, 64), (128, 65)])
+@pytest.mark.parametrize(
+    ("size", "quiet", "workers"),
+    mostly_soak(
+        ((*case, workers) for workers in (0, 2) for case in AROUND),
+        [*((*case, 0) for case in AROUND), (4, 98, 2), (128, 65, 2)],
+    ),
+)
 def test_a_draw_in_the_middle_of_a_batch_that_is_watched_as_a_whole(size, quiet, workers):
     """Seen to fail with a batch that is kept although one of its items drew unseeded."""
     lengths = [150, 140, 130, 40]
@@ -73,16 +85,29 @@ def test_a_draw_in_the_middle_of_a_batch_that_is_watched_as_a_whole(size, quiet,
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(("shares", "batches"), pairwise(SHARES, BATCHES))
+@pytest.mark.parametrize(
+    ("shares", "batches"), mostly_soak(product(SHARES, BATCHES), zip(SHARES, [*BATCHES, "4"], strict=True))
+)
 def test_the_rule_is_that_of_a_data_loader(shares, batches):
     data = Split(SHARES[shares])
-    theirs = DataLoader(data, num_workers=LANES, collate_fn=list if BATCHES[batches]["batch_size"] else tuple, **BATCHES[batches])
+    theirs = DataLoader(
+        data, num_workers=LANES, collate_fn=list if BATCHES[batches]["batch_size"] else tuple, **BATCHES[batches]
+    )
     for epoch in (0, 2):
         data.set_epoch(epoch)
         assert list(theirs) == expected(SHARES[shares], epoch, **BATCHES[batches])
 
 
-@pytest.mark.parametrize(("shares", "batches", "workers"), pairwise(SHARES, BATCHES, [0, 1, 2, 3]))
+@pytest.mark.parametrize(
+    ("shares", "batches", "workers"),
+    mostly_soak(
+        product(SHARES, BATCHES, [0, 1, 2, 3]),
+        [
+            *product(SHARES, BATCHES, [0]),
+            *zip(SHARES, ["4", "1", "None", "4, drop_last", "4"], [1, 2, 3, 1, 2], strict=True),
+        ],
+    ),
+)
 def test_batch_for_batch_in_several_epochs(shares, batches, workers):
     """Seen to fail with slots past the end of one lane that end the epoch, and with ends of the epoch before."""
     with own(SHARES[shares], **BATCHES[batches], **fork(workers)) as loader:
@@ -100,22 +125,31 @@ def test_in_new_interpreters(way):
 
 
 @pytest.mark.parametrize("kind", [Split, Draws])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_resumes_everywhere(kind, workers):
+def test_resumes_everywhere(kind):
     """Seen to fail with a lane that begins an item late."""
-    assert_resumes_everywhere(lambda: own([5, 3, 0, 6], kind, batch_size=2, **fork(workers)), steps=20)
+    assert_resumes_everywhere(lambda: own([5, 3, 0, 6], kind, batch_size=2), steps=20)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(Split, marks=pytest.mark.soak), Draws])
+def test_resumes_everywhere_with_workers(kind):
+    """Seen to fail as above. Each step starts workers, so the epochs are short."""
+    assert_resumes_everywhere(lambda: own([1, 2, 0, 3], kind, batch_size=2, **fork(2)), steps=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("shares", SHARES)
-def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares):
+def test_resumed_with_other_workers_at_every_batch_and_in_the_epoch_after(shares, every):
+    """On every change at every third batch, inline, and with workers at one."""
     lengths, states = SHARES[shares], []
     with own(lengths, batch_size=2) as loader:
         states.append(json.dumps(loader.state_dict()))
         states += [json.dumps(loader.state_dict()) for _ in loader]
     whole = expected(lengths, 0, 2)
+    first = [*SHARES].index(shares) % min(every, len(states))
     for workers in (0, 1, 3):
-        for done, state in enumerate(states) if not workers else list(enumerate(states))[:: max(1, len(states) // 3)]:
+        for done, state in list(enumerate(states))[first :: every if not workers else max(1, every * len(states) // 3)]:
             with own(lengths, batch_size=2, **fork(workers)) as resumed:
                 resumed.load_state_dict(json.loads(state))
                 assert list(resumed) == whole[done:]
@@ -211,7 +245,8 @@ class Fails(Split):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_is_raised_once_and_is_no_end(tmp_path, workers):
-    """Seen to fail: the batches of that worker behind the error were refused, even after a state from before it had been loaded."""
+    """Seen to fail: the batches of that worker behind the error were refused, even after a state from before it had
+    been loaded."""
     failing = tmp_path / "failing"
     failing.touch()
     whole = expected(SHARES["unequal"], 0, 2)
@@ -236,7 +271,8 @@ def test_an_error_is_raised_once_and_is_no_end(tmp_path, workers):
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_any_shares_left_and_resumed_anywhere(data):
-    """In lives that each go on from the state of the one before. Seen to fail with ends of an epoch that are kept for the next one."""
+    """In lives that each go on from the state of the one before. Seen to fail with ends of an epoch that are kept for
+    the next one."""
     lengths = data.draw(st.lists(st.integers(0, 7), max_size=8), label="lengths")
     words = {"batch_size": data.draw(st.sampled_from([None, 1, 2, 3]), label="batch_size")}
     words["drop_last"] = words["batch_size"] is not None and data.draw(st.booleans(), label="drop_last")

@@ -1,4 +1,5 @@
-"""Ctrl-C, or a handler that raises, at any line of what reads an IterableDataset in lanes: nothing is lost, nothing comes twice, and the process is as it was."""
+"""Ctrl-C, or a handler that raises, at any line of what reads an IterableDataset in lanes: nothing is lost, nothing
+comes twice, and the process is as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class OffByOne(Saved):
 
 
 def stream(data, lanes=2):
-    return lambda folder: Loader.from_dataset(Stream(data, lanes=lanes, epoch_size=9, bookmarks=folder), None, collate_fn=tuple)
+    return lambda folder: Loader.from_dataset(
+        Stream(data, lanes=lanes, epoch_size=9, bookmarks=folder), None, collate_fn=tuple
+    )
 
 
 def epochs(data, lanes=2):
@@ -58,12 +61,13 @@ def uninterrupted(name, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("before", "again"),
     [(0, False), pytest.param(3, False, marks=pytest.mark.soak), pytest.param(4, True, marks=pytest.mark.soak)],
     ids=["at first", "later", "with marks"],
 )
-def test_ctrl_c_at_any_line(tmp_path, before, again):
+def test_ctrl_c_at_any_line(tmp_path, before, again, every):
     """Seen to fail: a batch in epochs whose count came a line after its items."""
     strikes, user, runs = Strikes(within=OURS), generators(), 0
 
@@ -80,7 +84,7 @@ def test_ctrl_c_at_any_line(tmp_path, before, again):
             else:
                 batches = iter(loader)
                 got = list(islice(batches, before))
-            _, stopped = strikes(lambda: next(batches))
+            _, stopped = strikes(lambda: next(batches), every)
             if not stopped:
                 return False
             assert get_worker_info() is None, strikes.last
@@ -95,7 +99,8 @@ def test_ctrl_c_at_any_line(tmp_path, before, again):
 
 
 @pytest.mark.slow
-def test_an_ordinary_exception_of_a_handler_arrives_as_itself(tmp_path):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_an_ordinary_exception_of_a_handler_arrives_as_itself(tmp_path, every):
     """Seen to fail with a trial, or a state, that takes it for the dataset's."""
     runs = 0
 
@@ -107,7 +112,7 @@ def test_an_ordinary_exception_of_a_handler_arrives_as_itself(tmp_path):
             batches, got = iter(loader), []
             got += islice(batches, runs % 3)
             try:
-                _, struck = strikes(lambda: next(batches))
+                _, struck = strikes(lambda: next(batches), every)
                 assert not struck, f"nothing was raised, although the signal came: {strikes.last}"
                 return False
             except Alarm:

@@ -16,7 +16,8 @@ PHRASES = {r"nobody|whoever|somebody": 79, r"goes on": 72, r"of (?:its|their) ow
 """How often each phrase occurred at 9b9d876, counted by `prose`, in its `WORDS` words."""
 WORDS = 96_200
 NAMES = {"place": 141, "one": 640, "said": 173, "words": 171}
-"""Names in the code that mean many things, and how often they occur; a ``place`` in `_nodes` means one thing, see `index_node`."""
+"""Names in the code that mean many things, and how often they occur; a ``place`` in `_nodes` means one thing, see
+`index_node`."""
 
 
 @cache
@@ -36,7 +37,9 @@ def test_a_translated_phrase_stays_rare(phrase: str) -> None:
     text = prose(ROOT)
     found = len(re.findall(rf"\b(?:{phrase})\b", text, re.IGNORECASE))
     limit = PHRASES[phrase] / 4 / WORDS * len(text.split())
-    assert found <= limit, f"{found} times, where {limit:.0f} are allowed: rewrite the sentences, see Style in CONTRIBUTING.md"
+    assert found <= limit, (
+        f"{found} times, where {limit:.0f} are allowed: rewrite the sentences, see Style in CONTRIBUTING.md"
+    )
 
 
 @cache
@@ -55,6 +58,9 @@ def occurrences() -> Counter[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_of_many_things_stays_rare(name: str) -> None:
-    """In code, where it may be a position of the graph in one file and a path in the next. Lower the number when there are fewer. Seen to fail with one fewer allowed."""
+    """In code, where it may be a position of the graph in one file and a path in the next. Lower the number when there
+    are fewer. Seen to fail with one fewer allowed."""
     found = occurrences()[name]
-    assert found <= NAMES[name], f"{found} times, where {NAMES[name]} are allowed: say what it is (index, path, offset, number)"
+    assert found <= NAMES[name], (
+        f"{found} times, where {NAMES[name]} are allowed: say what it is (index, path, offset, number)"
+    )

@@ -19,7 +19,8 @@ LONG = ["ddp_elastic", "demo", "ray_train", "ray_workers"]  # they start interpr
 SCRIPTS = sorted(
     file
     for file in EXAMPLES.glob("*.py")
-    if not file.name.startswith(("port_", "finetune_")) and file.stem not in LONG  # test_ports.py and test_fine_tuning.py run these
+    # test_ports.py and test_fine_tuning.py run these
+    if not file.name.startswith(("port_", "finetune_")) and file.stem not in LONG
 )
 
 
@@ -68,7 +69,9 @@ def test_the_benchmarks_say_how_to_run_them(tmp_path: Path, run_program: Callabl
 @pytest.mark.soak
 def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
     """Every workload, with small data and whoever is installed; the others are named."""
-    printed = run_script(EXAMPLES / "benchmarks" / "streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse")
+    printed = run_script(
+        EXAMPLES / "benchmarks" / "streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse"
+    )
     tables = printed[printed.index("\n## X1") :]
     for workload in ("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X10", "X11"):
         assert f"## {workload}\n" in tables
@@ -82,7 +85,9 @@ def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., s
     pytest.importorskip("PIL")
     options = ("--rounds", "1", "--seconds", "0.05", "--patience", "0.5", "--workloads", "jpeg", "python")
     printed = run_script(EXAMPLES / "benchmarks" / "auto.py", *options)
-    assert re.findall(r"^(\w+): \d\.\d\d of the best fixed number \(\d\); \d (\w+) workers, \d are enough", printed, re.MULTILINE) == [
+    assert re.findall(
+        r"^(\w+): \d\.\d\d of the best fixed number \(\d\); \d (\w+) workers, \d are enough", printed, re.MULTILINE
+    ) == [
         ("jpeg", "thread"),
         ("python", "process"),
     ]
@@ -90,9 +95,20 @@ def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., s
 
 @pytest.mark.soak
 def test_the_known_runs_are_resumed(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """With the loaders that the tests have. Seen to fail: `DataLoader` calls ``iter`` twice, and only the first iterator began at the right batch."""
+    """With the loaders that the tests have. Seen to fail: `DataLoader` calls ``iter`` twice, and only the first
+    iterator began at the right batch."""
     pytest.importorskip("PIL")
-    words = ("--quick", "--rounds", "1", "--seconds", "0.05", "--device", "cpu", "--json", str(tmp_path / "figures.json"))
+    words = (
+        "--quick",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--device",
+        "cpu",
+        "--json",
+        str(tmp_path / "figures.json"),
+    )
     peers = ("DataLoader", "StatefulDataLoader", "torchdata.nodes", "penstock")
     printed = run_script(EXAMPLES / "benchmarks" / "known_runs.py", *words, "--peers", *peers)
     assert re.findall(r"^\| ([\w.]+) \| 2 \|.*\| ([\w ]+) \|$", printed, re.MULTILINE) == [

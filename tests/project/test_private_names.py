@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 PACKAGE, TESTS = Path(penstock.__file__).parent, Path(__file__).parents[1]
 MOST = 29
-"""Only lowered. A test that looks at an effect (``loader.statistics()``, a process, a thread, a file, a message) fails for its reason only."""
+"""Only lowered. A test that looks at an effect (``loader.statistics()``, a process, a thread, a file, a message) fails
+for its reason only."""
 
 
 def is_private(name: object) -> bool:
@@ -40,7 +41,8 @@ def methods_and_attributes(tree: ast.AST) -> Iterator[str]:
 
 
 def touched(tree: ast.AST, ours: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and name of each private name of the package: an attribute, but of ``self``, or what `monkeypatch` replaces."""
+    """Line and name of each private name of the package: an attribute, but of ``self``, or what `monkeypatch`
+    replaces."""
     theirs = {*methods_and_attributes(tree)}  # of the test's own classes
     for node in ast.walk(tree):
         match node:
@@ -50,7 +52,9 @@ def touched(tree: ast.AST, ours: set[str]) -> Iterator[tuple[int, str]]:
                 continue  # of another library
             case ast.Attribute(lineno=line, attr=name):
                 pass
-            case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=[_, ast.Constant(value=str(name)), *_], lineno=line):
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "delattr"), args=[_, ast.Constant(value=str(name)), *_], lineno=line
+            ):
                 pass
             case _:
                 continue
@@ -72,7 +76,12 @@ def test_few_private_names_are_touched() -> None:
 
 def test_what_counts() -> None:
     """Seen to fail: the attributes of tests' own objects counted, and what `monkeypatch` replaces did not."""
-    ours = {*private_names(ast.parse("class Ours:\n    def _of_a_class(self):\n        self._of_an_object = _local = 1"))}
+    ours = {
+        *private_names(ast.parse("class Ours:\n    def _of_a_class(self):\n        self._of_an_object = _local = 1"))
+    }
     assert ours == {"_of_a_class", "_of_an_object", "_local"}
-    code = "def _of_a_class(): self._of_an_object\nours._of_an_object; mine._of_a_class\nours._of_others\nothers._theirs._of_a_class\nmonkeypatch.setattr(ours, '_local', 1)\nours.of_all"
+    code = (
+        "def _of_a_class(): self._of_an_object\nours._of_an_object; mine._of_a_class\nours._of_others\n"
+        "others._theirs._of_a_class\nmonkeypatch.setattr(ours, '_local', 1)\nours.of_all"
+    )
     assert [*touched(ast.parse(code), ours)] == [(2, "_of_an_object"), (5, "_local")]

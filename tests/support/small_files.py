@@ -13,7 +13,7 @@ from mds_files import INT, integers, shard_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RECORDS = 20
+RECORDS = 12
 
 
 def jsonl(file: int) -> bytes:
@@ -34,7 +34,9 @@ def tar(file: int) -> bytes:
 def parquet(file: int) -> bytes:
     pyarrow = pytest.importorskip("pyarrow")
     out = io.BytesIO()
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out)
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out
+    )
     return out.getvalue()
 
 
