@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv, once, and again when the sources have changed:
 #     make demo     shows what penstock does; installs only what that takes
-#     make picture  the picture of README, measured here
+#     make picture  the picture of the front page, measured here
 #     make test     the tests, against the built wheel, in as many processes as there are cores (JOBS=1: in one)
 #     make soak     the tests that are not worth their time on every change, for at most an hour
 #     make lint     ruff and mypy
@@ -60,9 +60,12 @@ PEER_PACKAGES := absl-py array-record cloudpickle etils fsspec grain importlib-r
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-# The picture of README and of the site's front page, measured on this machine.
+# The picture of docs/index.md, measured on this machine.
 picture: $(VENV)/.demo
 	$(BIN)/python examples/demo.py --picture docs/_static
+
+# The packages are installed without bytecode. A test that starts an interpreter would compile torch in it, which takes as long as to import it.
+test soak check: export PYTHONDONTWRITEBYTECODE :=
 
 # The tests run against the installed wheel: `pipes/` is not on the import path.
 test: $(VENV)/.installed

@@ -17,7 +17,8 @@ version = release = penstock.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
-default_role = "py:obj"  # `Loader` in a docstring is a link where there is such a name, and plain code where there is none
+# `Loader` in a docstring is a link where there is such a name, and plain code where there is none
+default_role = "py:obj"
 
 # Markdown
 myst_heading_anchors = 4  # links such as resume.md#corner-cases
@@ -27,7 +28,9 @@ myst_links_external_new_tab = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_custom_sections = [(name, "params_style") for name in ("DataLoader arguments", "Order", "Ranks", "Workers", "Errors")]
+napoleon_custom_sections = [
+    (name, "params_style") for name in ("DataLoader arguments", "Order", "Ranks", "Workers", "Errors")
+]
 autodoc_class_signature = "mixed"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -47,11 +50,15 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 
-def evidence(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """A link to Markdown below examples/, which a code host shows, is a download on the site: it has no page there."""
-    source[0] = re.sub(r"\]\(((?:\.\./)+examples/[^)]+\.md)\)", r"](path:\1)", source[0])
+def outside(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """A code host shows what links to examples/ lead to.
+
+    On the site these files would be downloads, so there such a link leads to a page that includes the file.
+    """
+    text = re.sub(r"\]\(((?:\.\./)*)\.\./examples/measurements/", r"](\1measurements/", source[0])
+    source[0] = re.sub(r"\]\(((?:\.\./)*)\.\./examples/(\w+)\.py\)", r"](\1appendix/programs.md#\2py)", text)
 
 
 def setup(app: Sphinx) -> None:
     """What Sphinx calls."""
-    app.connect("source-read", evidence)
+    app.connect("source-read", outside)

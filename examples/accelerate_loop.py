@@ -1,4 +1,5 @@
-"""For Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an epoch.
+"""For Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an
+epoch.
 
 python accelerate_loop.py        # needs: pip install 'torch-penstock[accelerate]'
 """
@@ -16,7 +17,9 @@ from penstock.integrations.accelerate import AccelerateLoader
 
 
 def train(folder: str, *, resume: bool) -> tuple[list[int], int]:
-    """Three epochs of twelve batches, in windows of five, saved in the middle of the second; returns the samples and the optimizer steps."""
+    """Three epochs of twelve batches, in windows of five, saved in the middle of the second; returns the samples and
+    the optimizer steps.
+    """
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5)
     x = torch.linspace(-1, 1, 48).unsqueeze(1)
     data = TensorDataset(torch.arange(48), x, 3 * x + 1)
@@ -47,7 +50,8 @@ def main() -> None:
         resumed, _ = train(folder, resume=True)
     print(f"{steps} steps: 12 batches in windows of 5 make 3 steps per epoch, including the short window")
     print(
-        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the "
+        f"single run: {resumed == whole[72:]}"
     )
     assert (resumed, steps) == (whole[72:], 9)
 

@@ -1,7 +1,8 @@
-"""For checkpoints that are written while training goes on: `torch.distributed.checkpoint.async_save` of a sharded model, with the loader's state of the same step.
+"""For checkpoints that are written while training goes on: `torch.distributed.checkpoint.async_save` of a sharded
+model, with the loader's state of the same step.
 
-python async_checkpoint.py --folder run                             # one rank; run again, it continues after its last complete checkpoint
-torchrun --nproc-per-node=2 async_checkpoint.py --folder run        # continues on two
+python async_checkpoint.py --folder run  # one rank; run again, it continues after its last complete checkpoint
+torchrun --nproc-per-node=2 async_checkpoint.py --folder run  # continues on two
 
 The model is tiny and sharded by FSDP2, which runs on CPUs, too. The global batch is the same on any number of ranks.
 """
@@ -55,8 +56,11 @@ def train(folder: Path, die_after: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
     fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader = penstock.Loader.from_dataset(Noisy(), batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=1, num_workers=1)
-    step, in_background = 0, dist.new_group(backend="gloo")  # the upload's collectives must not mix with those of training
+    loader = penstock.Loader.from_dataset(
+        Noisy(), batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=1, num_workers=1
+    )
+    # the upload's collectives must not mix with those of training
+    step, in_background = 0, dist.new_group(backend="gloo")
     upload: Future[Any] | None = None
 
     def states() -> dict[str, Any]:

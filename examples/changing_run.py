@@ -1,4 +1,5 @@
-"""For a run that changes while it runs: a new source, other weights, larger batches, a skipped range, draws that follow the model, and files that arrive.
+"""For a run that changes while it runs: a new source, other weights, larger batches, a skipped range, draws that follow
+the model, and files that arrive.
 
 python changing_run.py        # needs: pip install torch-penstock
 """
@@ -31,7 +32,9 @@ def mixed(names: str, **changes: Any) -> penstock.Loader[list[str]]:
     sources = {name: Source(300) for name in names.split()}
     weights = dict.fromkeys(sources, 0) | {"web": 1}
     sizes = penstock.Ramp([(0, 8), (200, 16)])
-    return penstock.Loader.from_dataset(penstock.Mix(sources, weights, epoch_size=1000), sizes, shuffle=True, collate_fn=list, **changes)
+    return penstock.Loader.from_dataset(
+        penstock.Mix(sources, weights, epoch_size=1000), sizes, shuffle=True, collate_fn=list, **changes
+    )
 
 
 def take(loader: penstock.Loader[list[str]], samples: int) -> Counter[str]:
@@ -66,12 +69,20 @@ def main() -> None:
     with mixed("web code", num_workers=2) as loader:  # a source is added
         loader.load_state_dict(state)
         begins = loader.reweight({"web": 1, "code": 3})
-        print(f"from sample {begins}, one of the web to three of code, batches of 16 from sample 200:", dict(take(loader, 240)))
+        print(
+            f"from sample {begins}, one of the web to three of code, batches of 16 from sample 200:",
+            dict(take(loader, 240)),
+        )
         state = loader.state_dict()
 
     with mixed("web code", skip=[(480, 600)]) as loader:  # a loss spike lies there
         loader.load_state_dict(state)
-        print("behind the range:", dict(take(loader, 160)), "the last sample is number", loader.last.positions[-1] if loader.last else None)
+        print(
+            "behind the range:",
+            dict(take(loader, 160)),
+            "the last sample is number",
+            loader.last.positions[-1] if loader.last else None,
+        )
 
     losses = torch.ones(100)  # draw the samples that the model is bad at more often
     order = penstock.orders.WeightedOrder(losses, num_samples=100)

@@ -1,10 +1,11 @@
-"""For jobs whose number of GPUs changes: train on 2 ranks, get killed, continue on 3, then on 1, with every sample once and in order.
+"""For jobs whose number of GPUs changes: train on 2 ranks, get killed, continue on 3, then on 1, with every sample once
+and in order.
 
 python ddp_elastic.py                                                # the whole story; it starts torchrun itself
 torchrun --nproc-per-node=4 ddp_elastic.py FOLDER LAST-STEP          # one run: starts or continues in FOLDER
 
-Loader, model and optimizer are saved together by torch.distributed.checkpoint. The global batch is 48 on any number of ranks.
-Needs: pip install torch-penstock scikit-learn
+Loader, model and optimizer are saved together by torch.distributed.checkpoint. The global batch is 48 on any number of
+ranks. Needs: pip install torch-penstock scikit-learn
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ SAVE_EVERY = 10
 def digits() -> TensorDataset:
     """8 x 8 pixels, the digit, and the sample's own number, so that we can see where it went."""
     images, labels = load_digits(return_X_y=True)
-    return TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), torch.arange(len(labels)))
+    return TensorDataset(
+        torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), torch.arange(len(labels))
+    )
 
 
 def new_loader(batch_size: int) -> penstock.Loader:
     """The loader asks torch.distributed for its rank when it delivers its first batch."""
-    return penstock.Loader.from_dataset(digits(), batch_size=batch_size, shuffle=True, seed=1, drop_last=True, num_workers=1)
+    return penstock.Loader.from_dataset(
+        digits(), batch_size=batch_size, shuffle=True, seed=1, drop_last=True, num_workers=1
+    )
 
 
 class Training:
@@ -89,7 +94,11 @@ def train(folder: Path, last_step: int, die_at: int) -> None:
     if found := checkpoints(folder):
         dcp.load(everything, checkpoint_id=found[-1])
     if rank == 0:
-        print(f"{ranks} ranks begin at step {training.step}: epoch {loader.epoch}, batch {loader.position} of {len(loader)}", flush=True)
+        print(
+            f"{ranks} ranks begin at step {training.step}: epoch {loader.epoch}, batch {loader.position} of "
+            f"{len(loader)}",
+            flush=True,
+        )
 
     loss = 0.0
     while training.step < last_step:
@@ -109,7 +118,9 @@ def train(folder: Path, last_step: int, die_at: int) -> None:
 
 
 def log(folder: Path, step: int, numbers: torch.Tensor) -> None:
-    """Record which samples all ranks have just trained on, in the order of the global sequence, which is dealt like cards."""
+    """Record which samples all ranks have just trained on, in the order of the global sequence, which is dealt like
+    cards.
+    """
     hands = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     dist.all_gather(hands, numbers)
     if dist.get_rank() == 0:
@@ -120,7 +131,9 @@ def log(folder: Path, step: int, numbers: torch.Tensor) -> None:
 def launch(ranks: int, folder: Path, last_step: int, die_at: int = -1) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
     arguments = [str(folder), str(last_step), str(die_at)]
-    return subprocess.run(command + arguments, env={"OMP_NUM_THREADS": "1", **os.environ}, stderr=subprocess.PIPE, text=True)
+    return subprocess.run(
+        command + arguments, env={"OMP_NUM_THREADS": "1", **os.environ}, stderr=subprocess.PIPE, text=True
+    )
 
 
 def story() -> None:
@@ -130,7 +143,8 @@ def story() -> None:
         killed = launch(2, folder, last_step=200, die_at=25)
         assert "Signal 9 (SIGKILL)" in killed.stderr, killed.stderr
         print(
-            f"a rank was killed by SIGKILL, and torchrun exited with {killed.returncode}; the last checkpoint is {checkpoints(folder)[-1].name}"
+            f"a rank was killed by SIGKILL, and torchrun exited with {killed.returncode}; the last checkpoint is "
+            f"{checkpoints(folder)[-1].name}"
         )
         for ranks, last_step in ((3, 50), (1, 80)):
             run = launch(ranks, folder, last_step)
@@ -141,7 +155,10 @@ def story() -> None:
     with new_loader(GLOBAL_BATCH) as loader:
         batches = [numbers.tolist() for _ in range(3) for _, _, numbers in loader]
     uninterrupted = dict(enumerate(batches[:80], start=1))
-    print(f"80 steps over 3 epochs on 2, 3 and 1 ranks; the global sequence of samples is identical: {steps == uninterrupted}")
+    print(
+        f"80 steps over 3 epochs on 2, 3 and 1 ranks; the global sequence of samples is identical: "
+        f"{steps == uninterrupted}"
+    )
     assert steps == uninterrupted
 
 

@@ -1,11 +1,13 @@
-"""For a first look: train a small network, kill it in mid-epoch, resume it exactly, and see what an epoch boundary costs.
+"""For a first look: train a small network, kill it in mid-epoch, resume it exactly, and see what an epoch boundary
+costs.
 
     python demo.py        # needs: pip install torch-penstock matplotlib scikit-learn tqdm
     python demo.py --picture FOLDER     # only the picture, as waits-light.svg and waits-dark.svg
 
-Three runs train on handwritten digits, each in its own process: one without interruption, one that kills itself with SIGKILL,
-and one that continues from the last checkpoint of the killed run. Then the demo measures how long training waits for each batch, with
-``torch.utils.data.DataLoader`` and with penstock, and draws the waits into ``demo.png`` in the current folder.
+Three runs train on handwritten digits, each in its own process: one without interruption, one that kills itself with
+SIGKILL, and one that continues from the last checkpoint of the killed run. Then the demo measures how long training
+waits for each batch, with ``torch.utils.data.DataLoader`` and with penstock, and draws the waits into ``demo.png`` in
+the current folder.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class Training:
 
 def new_loader() -> penstock.Loader:
     """`DataLoader`'s arguments build the whole graph: order, epochs, ranks, batches, two worker processes."""
-    return penstock.Loader.from_dataset(Digits(held_out=False), batch_size=BATCH_SIZE, shuffle=True, seed=1, num_workers=WORKERS)
+    return penstock.Loader.from_dataset(
+        Digits(held_out=False), batch_size=BATCH_SIZE, shuffle=True, seed=1, num_workers=WORKERS
+    )
 
 
 def train(folder: Path, name: str, kill_at: int | None) -> None:
@@ -116,7 +120,9 @@ def save(file: Path, training: Training, loader: penstock.Loader, seen: list[lis
 
 
 def run(folder: Path, name: str, kill_at: int | None = None) -> int:
-    """Run `train` in its own process; returns the exit status, which is minus the signal number if a signal ended it."""
+    """Run `train` in its own process; returns the exit status, which is minus the signal number if a signal ended
+    it.
+    """
     folder.mkdir(exist_ok=True)
     return subprocess.run([sys.executable, __file__, str(folder), name, str(kill_at or "")], check=False).returncode
 
@@ -155,7 +161,9 @@ def measure() -> dict[str, list[list[float]]]:
 
 
 def typical(epochs: list[list[float]]) -> tuple[float, float]:
-    """Median wait in ms for the first batch of an epoch (except the very first, which starts the workers), and for any other batch."""
+    """Median wait in ms for the first batch of an epoch (except the very first, which starts the workers), and for any
+    other batch.
+    """
     first = statistics.median(epoch[0] for epoch in epochs[1:])
     other = statistics.median(wait for epoch in epochs for wait in epoch[1:])
     return 1000 * first, 1000 * other
@@ -169,8 +177,11 @@ def draw(
     figsize: tuple[float, float] = (10, 7.5),
 ) -> None:
     """Draw every wait as a dot, in one row per loader, with the first batch of each epoch highlighted."""
-    mpl.rcParams.update(dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink))
-    mpl.rcParams.update({"axes.facecolor": paper, "figure.facecolor": paper})  # so that it can be read whatever the page's colours are
+    mpl.rcParams.update(
+        dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink)
+    )
+    # so that it can be read whatever the page's colours are
+    mpl.rcParams.update({"axes.facecolor": paper, "figure.facecolor": paper})
     mpl.rcParams["svg.hashsalt"] = "waits"  # equal waits make equal files
     figure, rows = plt.subplots(len(measured), sharex=True, sharey=True, figsize=figsize, layout="constrained")
     figure.suptitle("How long training waits for each batch", x=0.01, ha="left", fontsize=15, weight="bold")
@@ -179,9 +190,22 @@ def draw(
         first, other = typical(epochs)
         for boundary in range(length, length * len(epochs), length):
             axes.axvline(boundary, color="#8a97a6", alpha=0.4, linewidth=1, zorder=0)
-        axes.plot([1000 * wait for epoch in epochs for wait in epoch], ".", color="#8a97a6", markersize=4, label="any other batch")
+        axes.plot(
+            [1000 * wait for epoch in epochs for wait in epoch],
+            ".",
+            color="#8a97a6",
+            markersize=4,
+            label="any other batch",
+        )
         firsts = [1000 * epoch[0] for epoch in epochs]
-        axes.plot(range(0, length * len(epochs), length), firsts, "o", color="#d1495b", markersize=8, label="first batch of an epoch")
+        axes.plot(
+            range(0, length * len(epochs), length),
+            firsts,
+            "o",
+            color="#d1495b",
+            markersize=8,
+            label="first batch of an epoch",
+        )
         axes.annotate("workers start", (0, firsts[0]), (9, 0), textcoords="offset points", va="center", color="#d1495b")
         axes.set_title(name, loc="left", fontsize=12, weight="bold")
         axes.set_title(f"median: first batch {first:.2f} ms, others {other:.2f} ms", loc="right", fontsize=11)
@@ -190,13 +214,14 @@ def draw(
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*rows[0].get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False, fontsize=11)
     rows[-1].set_xlabel(
-        "training step (grey lines: a new epoch begins; penstock's bursts: its workers get the next few batches to load at once)"
+        "training step (grey lines: a new epoch begins; penstock's bursts: its workers get the next few batches to "
+        "load at once)"
     )
     figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def picture(folder: Path) -> None:
-    """The picture of README, on a light and on a dark page."""
+    """The picture of docs/index.md, on a light and on a dark page."""
     measured = measure()
     for name, ink, paper in (("light", "#24292f", "#ffffff"), ("dark", "#d0d7de", "#131416")):
         draw(measured, folder / f"waits-{name}.svg", ink, paper, (10, 5.6))
@@ -217,7 +242,10 @@ def main() -> str | None:
     same_order = whole["seen"] == cut["seen"]
     same_weights = all(torch.equal(weight, cut["model"][key]) for key, weight in whole["model"].items())
     right = accuracy(cut["model"])
-    print(f"\nresumed run trained on the same samples in the same order: {same_order} ({sum(map(len, cut['seen']))} samples)")
+    print(
+        f"\nresumed run trained on the same samples in the same order: {same_order} ({sum(map(len, cut['seen']))} "
+        f"samples)"
+    )
     print(f"resumed run ended with the same weights, bit for bit:      {same_weights}")
     print(f"accuracy on held-out digits:                               {right:.1%}")
 

@@ -1,9 +1,11 @@
-"""For object detection: images of any size with lists of boxes, batches of one aspect ratio, as torchvision's reference has them, and an exact resume.
+"""For object detection: images of any size with lists of boxes, batches of one aspect ratio, as torchvision's reference
+has them, and an exact resume.
 
-python detection.py --folder run                             # one rank; run again, it continues after its last checkpoint
-torchrun --nproc-per-node=2 detection.py --folder run        # continues on two
+python detection.py --folder run  # one rank; run again, it continues after its last checkpoint
+torchrun --nproc-per-node=2 detection.py --folder run  # continues on two
 
-The pictures are made here, and the detector is a tiny one that needs no torchvision; a model of torchvision.models.detection takes the same batches.
+The pictures are made here, and the detector is a tiny one that needs no torchvision; a model of
+torchvision.models.detection takes the same batches.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ Batch = tuple[tuple[torch.Tensor, ...], tuple[Target, ...]]
 
 
 class Rectangles(Dataset[tuple[torch.Tensor, Target]]):
-    """Pictures of any size with one to four bright rectangles. In training, half of them are flipped, and all change their brightness."""
+    """Pictures of any size with one to four bright rectangles.
+
+    In training, half of them are flipped, and all change their brightness.
+    """
 
     def __init__(self, n: int, seed: int, train: bool) -> None:
         rng = np.random.default_rng(seed)
@@ -64,10 +69,14 @@ class Rectangles(Dataset[tuple[torch.Tensor, Target]]):
 
 
 def augmented(image: torch.Tensor, target: Target) -> tuple[torch.Tensor, Target]:
-    rng = penstock.sample().rng  # belongs to the epoch and the position: the same after a resume, in any worker, on any rank
+    # belongs to the epoch and the position: the same after a resume, in any worker, on any rank
+    rng = penstock.sample().rng
     if rng.random() < 0.5:
         left, top, right, bottom = target["boxes"].unbind(1)
-        image, target = image.flip(2), target | {"boxes": torch.stack([image.shape[2] - right, top, image.shape[2] - left, bottom], 1)}
+        image, target = (
+            image.flip(2),
+            target | {"boxes": torch.stack([image.shape[2] - right, top, image.shape[2] - left, bottom], 1)},
+        )
     return image * rng.uniform(0.8, 1.2), target
 
 
@@ -88,11 +97,15 @@ class Detector(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 5, 4, 2), torch.nn.ReLU(), torch.nn.Conv2d(16, 3, 5, 2, 2))
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 5, 4, 2), torch.nn.ReLU(), torch.nn.Conv2d(16, 3, 5, 2, 2)
+        )
 
     def forward(self, images: tuple[torch.Tensor, ...]) -> torch.Tensor:
         height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
-        padded = [torch.nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images]
+        padded = [
+            torch.nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images
+        ]
         return self.body(torch.stack(padded))
 
 
@@ -118,7 +131,10 @@ def loss_of(model: torch.nn.Module, images: tuple[torch.Tensor, ...], targets: t
 
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, loader: penstock.Loader[Batch]) -> tuple[float, int]:
-    """The mean loss of all pictures, and how many there were. Ranks may get another number of them, so they communicate only behind the loop."""
+    """The mean loss of all pictures, and how many there were.
+
+    Ranks may get another number of them, so they communicate only behind the loop.
+    """
     total = torch.zeros(2, dtype=torch.float64)
     for images, targets in loader:
         total += torch.tensor([loss_of(model, images, targets) * len(images), len(images)])
@@ -136,7 +152,12 @@ def train(folder: Path, die_after: int, rank: int, ranks: int) -> None:
     groups = penstock.Buckets(keys=aspect_ratio_groups(data), batch_size=BATCH)
     loader = penstock.Loader.from_dataset(data, groups=groups, shuffle=True, seed=1, num_workers=1, collate_fn=collate)
     validation = penstock.Loader.from_dataset(
-        Rectangles(21, seed=1, train=False), batch_size=2, tail="exact", num_workers=1, collate_fn=collate, prefetch_next_epoch=False
+        Rectangles(21, seed=1, train=False),
+        batch_size=2,
+        tail="exact",
+        num_workers=1,
+        collate_fn=collate,
+        prefetch_next_epoch=False,
     )
     step, file = 0, folder / "checkpoint.pt"
     if file.exists():
@@ -154,7 +175,12 @@ def train(folder: Path, die_after: int, rank: int, ranks: int) -> None:
             step += 1
             record(folder / f"seen-{rank}.jsonl", step, epoch, images, targets)
             if rank == 0 and step % SAVE_EVERY == 0:
-                state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                state = {
+                    "step": step,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", file)
             if step == die_after:

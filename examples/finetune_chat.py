@@ -1,10 +1,12 @@
-"""For fine-tuning a language model on chats: two sources by weight, a chat template, a loss on the answers only, full rows. Killed at any step, it goes on.
+"""For fine-tuning a language model on chats: two sources by weight, a chat template, a loss on the answers only, full
+rows. Killed at any step, it goes on.
 
 python finetune_chat.py --folder run                                        # then once more, with --resume
 torchrun --nproc-per-node=2 finetune_chat.py --folder run --resume          # on any number of ranks
 python finetune_chat.py --folder run --trainer                              # the same rows, by the Hugging Face Trainer
 
-The model and the tokenizer are made here; a real run takes both from `from_pretrained`. It needs: pip install 'torch-penstock[transformers]'
+The model and the tokenizer are made here; a real run takes both from `from_pretrained`. It needs: pip install
+'torch-penstock[transformers]'
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import penstock
 from penstock.integrations.transformers import HFTrainerCallback
 
 STEPS, ROWS, CAPACITY, SAVE_EVERY = 24, 4, 128, 4
-TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}\
+TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}\
+{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}\
 {{ m.content }}<|end|>{% endif %}{% endfor %}"""
 
 
@@ -37,12 +40,21 @@ def make_data(folder: Path) -> None:
         with (folder / f"{name}.jsonl").open("w") as file:
             for i in range(n):
                 asked, answer = f"{name} question {i} ?", " ".join(f"{name} {i} {k}" for k in range(1 + i * 7 % 13))
-                file.write(json.dumps({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}) + "\n")
+                file.write(
+                    json.dumps(
+                        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
+                    )
+                    + "\n"
+                )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
-    tokenizer.train([str(folder / "help.jsonl")], trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", chat_template=TEMPLATE).save_pretrained(folder / "tokenizer")
+    tokenizer.train(
+        [str(folder / "help.jsonl")], trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", chat_template=TEMPLATE).save_pretrained(
+        folder / "tokenizer"
+    )
 
 
 class Chats(Dataset[dict[str, list[int]]]):
@@ -82,19 +94,32 @@ def tokens_in(chat: dict[str, list[int]]) -> int:
 
 
 def inputs(row: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the model takes. Positions begin anew in each chat, by which transformers sees that no chat may look at another: without use_cache, and without a mask."""
+    """What the model takes.
+
+    Positions begin anew in each chat, by which transformers sees that no chat may look at another: without use_cache,
+    and without a mask.
+    """
     return {name: row[name] for name in ("input_ids", "position_ids", "labels")}
 
 
 def model() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     return LlamaForCausalLM(LlamaConfig(use_cache=False, **sizes))
 
 
 @torch.no_grad()
 def leak(llama: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> float:
-    """How far the logits of the chats in the first row are from those of each chat alone. Try this with your model: a mask that is off says nothing."""
+    """How far the logits of the chats in the first row are from those of each chat alone.
+
+    Try this with your model: a mask that is off says nothing.
+    """
     together = llama(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits[0]
     worst = 0.0
     for number in range(1, int(batch["segment_ids"][0].max()) + 1):
@@ -128,7 +153,12 @@ def train(arguments: argparse.Namespace, rank: int, ranks: int) -> None:
             step += 1
             record(arguments, rank, step, batch)
             if rank == 0 and step % SAVE_EVERY == 0:
-                state = {"step": step, "model": llama.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                state = {
+                    "step": step,
+                    "model": llama.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", file)
             if step == STEPS:

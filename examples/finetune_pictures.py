@@ -1,9 +1,11 @@
-"""For fine-tuning a model like Qwen2.5-VL on chats with pictures: packed rows, a second budget for pictures, positions of three rows. Killed at any step, it goes on.
+"""For fine-tuning a model like Qwen2.5-VL on chats with pictures: packed rows, a second budget for pictures, positions
+of three rows. Killed at any step, it goes on.
 
 python finetune_pictures.py --folder run                                     # then once more, with --resume
 torchrun --nproc-per-node=2 finetune_pictures.py --folder run --resume       # on any number of ranks
 
-The chats are random, and the model is tiny: put your processor in place of `Chats`. It needs: pip install 'torch-penstock[transformers]'
+The chats are random, and the model is tiny: put your processor in place of `Chats`. It needs: pip install
+'torch-penstock[transformers]'
 """
 
 from __future__ import annotations
@@ -37,14 +39,27 @@ def tiny_model() -> Qwen2_5_VLForConditionalGeneration:
     text: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
-    vision: dict[str, Any] = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
-    vision |= {"patch_size": 2, "window_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2, "fullatt_block_indexes": [1]}
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
+    vision |= {
+        "patch_size": 2,
+        "window_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "fullatt_block_indexes": [1],
+    }
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=91)
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
 class Chats(Dataset[Sample]):
-    """What a processor makes of a chat: tokens, with placeholders for pictures; the patches of the pictures, if there are any; and positions.
+    """What a processor makes of a chat: tokens, with placeholders for pictures; the patches of the pictures, if there
+    are any; and positions.
 
     ``get_rope_index`` is the model's own function from tokens and pictures to positions in time, height and width.
     """
@@ -67,8 +82,11 @@ class Chats(Dataset[Sample]):
             sample["image_grid_thw"] = torch.tensor(grids)
             patches = sum(time * height * width for time, height, width in grids)
             sample["pixel_values"] = torch.from_numpy(rng.normal(size=(patches, PATCH)).astype(np.float32))
-        mrope, _ = self.get_rope_index(tokens[None], (tokens[None] == IMAGE).int(), image_grid_thw=sample.get("image_grid_thw"))
-        # Four rows: the place in the chat, by which transformers keeps the chats of a row apart, and time, height and width.
+        mrope, _ = self.get_rope_index(
+            tokens[None], (tokens[None] == IMAGE).int(), image_grid_thw=sample.get("image_grid_thw")
+        )
+        # Four rows: the place in the chat, by which transformers keeps the chats of a row apart, and time, height and
+        # width.
         sample["position_ids"] = torch.cat([torch.arange(len(tokens))[None], mrope[:, 0]])
         return sample
 
@@ -97,9 +115,12 @@ def packed(model: Any, folder: Path, rows: int) -> penstock.Loader[Sample]:
 
 def loss_of(model: Any, batch: Sample) -> torch.Tensor:
     pictures = {name: batch[name] for name in EMPTY} if len(batch["image_grid_thw"]) else {}
-    logits = model(batch["input_ids"], position_ids=batch["position_ids"].movedim(1, 0), use_cache=False, **pictures).logits
+    logits = model(
+        batch["input_ids"], position_ids=batch["position_ids"].movedim(1, 0), use_cache=False, **pictures
+    ).logits
     targets = batch["labels"].roll(-1, 1)
-    targets.view(-1)[batch["cu_seqlens"][1:].long() - 1] = -100  # the last token of a chat does not predict the first of the next
+    # the last token of a chat does not predict the first of the next
+    targets.view(-1)[batch["cu_seqlens"][1:].long() - 1] = -100
     loss: torch.Tensor = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
     return loss
 
@@ -129,7 +150,12 @@ def train(arguments: argparse.Namespace, rank: int, ranks: int) -> None:
             with (folder / f"rows-{rank}.jsonl").open("a") as lines:
                 lines.write(json.dumps(seen) + "\n")
             if rank == 0 and step % SAVE_EVERY == 0:
-                state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                state = {
+                    "step": step,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", file)
             if step == arguments.die_after:

@@ -1,10 +1,11 @@
-"""For fine-tuning an image model on folders of pictures of several sizes: batches of one resolution, repeats, captions dropped, latents computed once.
+"""For fine-tuning an image model on folders of pictures of several sizes: batches of one resolution, repeats, captions
+dropped, latents computed once.
 
 python finetune_resolutions.py --folder run                                     # then once more, with --resume
 torchrun --nproc-per-node=2 finetune_resolutions.py --folder run --resume       # on any number of ranks
 
-Folders are named as trainers of LoRA expect them: ``10_dog`` holds pictures of a dog that come ten times in an epoch, each with its caption in a text file.
-The encoder and the model are tiny, and made here. It needs: pip install pillow
+Folders are named as trainers of LoRA expect them: ``10_dog`` holds pictures of a dog that come ten times in an epoch,
+each with its caption in a text file. The encoder and the model are tiny, and made here. It needs: pip install pillow
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def make_pictures(folder: Path) -> None:
 
 
 class Latents(Dataset[torch.Tensor]):
-    """What the encoder makes of each picture, in its resolution. Without random augmentation, so it is computed once, by `Cached`."""
+    """What the encoder makes of each picture, in its resolution.
+
+    Without random augmentation, so it is computed once, by `Cached`.
+    """
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
@@ -54,7 +58,8 @@ class Latents(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         height, width = self.sizes[index]
         picture = np.asarray(Image.open(self.files[index]).convert("RGB").resize((width, height)), np.float32)
-        return torch.nn.functional.avg_pool2d(torch.from_numpy(picture / 127.5 - 1).permute(2, 0, 1), 8)  # a real run: vae.encode
+        # a real run: vae.encode
+        return torch.nn.functional.avg_pool2d(torch.from_numpy(picture / 127.5 - 1).permute(2, 0, 1), 8)
 
 
 def nearest(height: int, width: int) -> tuple[int, int]:
@@ -119,7 +124,12 @@ def train(arguments: argparse.Namespace, rank: int, ranks: int) -> None:
             with (folder / f"seen-{rank}.jsonl").open("a") as lines:
                 lines.write(json.dumps(seen) + "\n")
             if rank == 0 and step % SAVE_EVERY == 0:
-                state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                state = {
+                    "step": step,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", file)
             if step == arguments.die_after:

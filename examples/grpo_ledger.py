@@ -1,10 +1,13 @@
-"""For reinforcement learning whose rollouts finish in any order: GRPO over a Ledger. Killed at any step, it loses no prompt and trains on none twice.
+"""For reinforcement learning whose rollouts finish in any order: GRPO over a Ledger.
+
+Killed at any step, it loses no prompt and trains on none twice.
 
 python grpo_ledger.py --folder run                                    # then once more, with --resume
 torchrun --nproc-per-node=2 grpo_ledger.py --folder run --resume      # on any number of ranks
 
-TRL's AsyncGRPOTrainer trains, if TRL is installed; otherwise, or with --plain, a short loop does. Threads of the first rank take prompts from the ledger and
-generate. The tokenizer and the model are tiny, and made here. It needs: pip install "torch-penstock[transformers]"; and for TRL: pip install "trl>=1.16"
+TRL's AsyncGRPOTrainer trains, if TRL is installed; otherwise, or with --plain, a short loop does. Threads of the first
+rank take prompts from the ledger and generate. The tokenizer and the model are tiny, and made here. It needs: pip
+install "torch-penstock[transformers]"; and for TRL: pip install "trl>=1.16"
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 GROUP, GROUPS, STEPS, SAVE_EVERY, MAX_OPEN, MAX_STALENESS = 4, 2, 24, 4, 12, 3
-"""Rollouts of a prompt, prompts of a step, steps, steps between checkpoints, prompts in flight, and the steps after which a rollout is too old."""
+"""Rollouts of a prompt, prompts of a step, steps, steps between checkpoints, prompts in flight, and the steps after
+which a rollout is too old.
+"""
 SYMBOLS = "0123456789+=."
 
 
@@ -86,9 +91,12 @@ class Sample:
 
 
 class Rollouts:
-    """Threads that generate; a real run asks a server. The methods up to ``destroy`` are those that TRL calls (its RolloutWorkerProtocol and WeightTransferProtocol).
+    """Threads that generate; a real run asks a server.
 
-    The trainer takes rollouts by `get`, and trains on them in this order, so it knows which ones it has trained on: the first that it took.
+    The methods up to ``destroy`` are those that TRL calls (its RolloutWorkerProtocol and WeightTransferProtocol).
+
+    The trainer takes rollouts by `get`, and trains on them in this order, so it knows which ones it has trained on: the
+    first that it took.
     """
 
     def __init__(self, ledger: penstock.Ledger[dict[str, Any]], model: LlamaForCausalLM) -> None:
@@ -162,7 +170,10 @@ class Rollouts:
             self.settled["done"].append([*at.json(), at.indices])
 
     def state_dict(self) -> dict[str, Any]:
-        """Save it together with the weights, in the thread that makes the steps. What was settled is in it only to be looked at."""
+        """Save it together with the weights, in the thread that makes the steps.
+
+        What was settled is in it only to be looked at.
+        """
         return {"ledger": self.ledger.state_dict(), "settled": self.settled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -193,14 +204,28 @@ class Rollouts:
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
         mask = (np.arange(ids.shape[1]) >= len(asked)).astype(np.int64)
         return [
-            Sample(ids[k].numpy(), mask, chosen[k].numpy(), float(advantages[k]), version, group, {"reward": float(rewards[k])})
+            Sample(
+                ids[k].numpy(),
+                mask,
+                chosen[k].numpy(),
+                float(advantages[k]),
+                version,
+                group,
+                {"reward": float(rewards[k])},
+            )
             for k in range(GROUP)
         ]
 
 
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": 16,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     return LlamaForCausalLM(LlamaConfig(pad_token_id=13, bos_token_id=14, eos_token_id=15, **sizes))
 
 
@@ -218,7 +243,9 @@ def with_trl(folder: Path, resume: bool, die_after: int) -> None:
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     vocabulary = {one: number for number, one in enumerate([*SYMBOLS, "<pad>", "<begin>", "<end>"])}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)), pad_token="<pad>", eos_token="<end>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary)), pad_token="<pad>", eos_token="<end>"
+    )
     policy = make_model()
     if int(os.environ.get("RANK", "0")) == 0:
         policy.save_pretrained(folder / "model")
@@ -276,10 +303,16 @@ def attention_on_cpu(
 ) -> Any:
     """TRL's attention among rollouts that share a prompt; its own kernel needs a GPU."""
     found = []
-    for q, k in zip(pairwise(words["tree_cu_seqlens_q"].tolist()), pairwise(words["tree_cu_seqlens_k"].tolist()), strict=True):
+    for q, k in zip(
+        pairwise(words["tree_cu_seqlens_q"].tolist()), pairwise(words["tree_cu_seqlens_k"].tolist()), strict=True
+    ):
         path = tree_kv_index[slice(*k)]
         causal = causal_lower_right(q[1] - q[0], len(path))
-        found.append(scaled_dot_product_attention(query[:, :, slice(*q)], key[:, :, path], value[:, :, path], causal, scale=scaling))
+        found.append(
+            scaled_dot_product_attention(
+                query[:, :, slice(*q)], key[:, :, path], value[:, :, path], causal, scale=scaling
+            )
+        )
     return torch.cat(found, 2).transpose(1, 2), None
 
 
@@ -314,7 +347,12 @@ def plain(folder: Path, resume: bool, die_after: int, rank: int, ranks: int) -> 
             rollouts.settle()
             send(model, rollouts, step)
             if step % SAVE_EVERY == 0:
-                state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "rollouts": rollouts.state_dict()}
+                state = {
+                    "step": step,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "rollouts": rollouts.state_dict(),
+                }
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", file)
         if step == die_after:
@@ -345,7 +383,9 @@ def grpo(model: Any, samples: list[Sample]) -> torch.Tensor:
     """The clipped loss of https://arxiv.org/abs/2402.03300, without a reference model."""
 
     def padded(name: str) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(getattr(sample, name)) for sample in samples], batch_first=True)
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.from_numpy(getattr(sample, name)) for sample in samples], batch_first=True
+        )
 
     ids, mask, old = padded("input_ids"), padded("completion_mask")[:, 1:], padded("old_log_probs")[:, 1:]
     new = model(input_ids=ids, use_cache=False).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
@@ -390,7 +430,10 @@ def main() -> None:
         folder = arguments.folder or Path(made)
         folder.mkdir(exist_ok=True)
         if arguments.plain or find_spec("trl") is None:
-            print("A plain loop trains." if arguments.plain else "TRL is not installed, so a plain loop trains.", flush=True)
+            print(
+                "A plain loop trains." if arguments.plain else "TRL is not installed, so a plain loop trains.",
+                flush=True,
+            )
             plain(folder, arguments.resume, arguments.die_after, rank, ranks)
         else:
             with_trl(folder, arguments.resume, arguments.die_after)

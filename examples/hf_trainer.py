@@ -28,7 +28,9 @@ class Line(torch.nn.Module):
 
 
 class PenstockTrainer(HFTrainerMixin, Trainer):
-    """A Trainer that trains and evaluates from penstock's loaders; ``seed`` below (or ``data_seed``) determines the order."""
+    """A Trainer that trains and evaluates from penstock's loaders; ``seed`` below (or ``data_seed``) determines the
+    order.
+    """
 
 
 def fit(folder: str, resume: Path | None = None) -> list[int]:
@@ -48,7 +50,9 @@ def fit(folder: str, resume: Path | None = None) -> list[int]:
     x = torch.linspace(-1, 1, 48).unsqueeze(1)
     data = [{"index": i, "x": x[i], "labels": 3 * x[i] + 1} for i in range(48)]
     model = Line()
-    PenstockTrainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=None if resume is None else str(resume))
+    PenstockTrainer(model, arguments, train_dataset=data).train(
+        resume_from_checkpoint=None if resume is None else str(resume)
+    )
     return model.seen
 
 
@@ -58,7 +62,8 @@ def main() -> None:
         whole = fit(folder)
         resumed = fit(folder, resume=Path(folder) / "checkpoint-18")
     print(
-        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the "
+        f"single run: {resumed == whole[72:]}"
     )
     assert resumed == whole[72:]
 

@@ -1,11 +1,13 @@
-"""For robot learning on LeRobot datasets (version 3): windows of frames around each frame, and no frame twice or lost when a job is killed.
+"""For robot learning on LeRobot datasets (version 3): windows of frames around each frame, and no frame twice or lost
+when a job is killed.
 
-python lerobot_windows.py --folder run                                     # then once more, with --resume
-torchrun --nproc-per-node=2 lerobot_windows.py --folder run --resume       # on any number of ranks
-python lerobot_windows.py --folder run --lerobot                           # the same batches from LeRobotDataset, by LeRobot's own sampler
-python lerobot_windows.py --folder run --video                             # the frames in a video, which torchcodec decodes
+python lerobot_windows.py --folder run  # then once more, with --resume
+torchrun --nproc-per-node=2 lerobot_windows.py --folder run --resume  # on any number of ranks
+python lerobot_windows.py --folder run --lerobot  # the same batches from LeRobotDataset, by LeRobot's own sampler
+python lerobot_windows.py --folder run --video  # the frames in a video, which torchcodec decodes
 
-The dataset is small, and made here: five episodes of a robot that carries its own index. It needs: pip install pandas pillow pyarrow
+The dataset is small, and made here: five episodes of a robot that carries its own index. It needs: pip install pandas
+pillow pyarrow
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ FPS, EPISODES, IMAGE = 10, [13, 7, 18, 9, 16], "observation.image"
 WINDOWS = {"observation.state": [-0.1, 0.0], IMAGE: [-0.1, 0.0], "action": [k / FPS for k in range(8)]}
 """LeRobot's ``delta_timestamps``: seconds from the frame, for each feature."""
 DROPPED, BATCH, EPOCHS, SAVE_EVERY = 3, 8, 3, 4
-"""``drop_n_last_frames`` of each episode, the rows of a step on all ranks together, epochs, and steps between checkpoints."""
+"""``drop_n_last_frames`` of each episode, the rows of a step on all ranks together, epochs, and steps between
+checkpoints.
+"""
 
 
 def make_dataset(root: Path, video: bool) -> None:
@@ -51,11 +55,22 @@ def make_dataset(root: Path, video: bool) -> None:
     index, episode = np.arange(total), np.repeat(np.arange(len(EPISODES)), EPISODES)
     frame = index - np.array(begins)[episode]
     state = pa.FixedSizeListArray.from_arrays(pa.array(np.stack([index, frame], 1).ravel().astype(np.float32)), 2)
-    rows = {"observation.state": state, "action": state, "timestamp": (frame / FPS).astype(np.float32), "frame_index": frame}
+    rows = {
+        "observation.state": state,
+        "action": state,
+        "timestamp": (frame / FPS).astype(np.float32),
+        "frame_index": frame,
+    }
     rows.update(episode_index=episode, index=index, task_index=np.zeros(total, np.int64))
     pictures = [np.full((32, 48, 3), 4 * k, np.uint8) for k in range(total)]
-    where: dict[str, Any] = {"episode_index": [*range(len(EPISODES))], "dataset_from_index": begins[:-1], "dataset_to_index": begins[1:]}
-    where.update({"data/chunk_index": [0] * 5, "data/file_index": [0, 0, 0, 1, 1], "length": EPISODES, "tasks": [["carry"]] * 5})
+    where: dict[str, Any] = {
+        "episode_index": [*range(len(EPISODES))],
+        "dataset_from_index": begins[:-1],
+        "dataset_to_index": begins[1:],
+    }
+    where.update(
+        {"data/chunk_index": [0] * 5, "data/file_index": [0, 0, 0, 1, 1], "length": EPISODES, "tasks": [["carry"]] * 5}
+    )
     if video:
         from torchcodec.encoders import VideoEncoder
 
@@ -66,18 +81,44 @@ def make_dataset(root: Path, video: bool) -> None:
     else:
         rows[IMAGE] = pa.array([{"bytes": png(one), "path": None} for one in pictures])
     for file, half in enumerate((slice(0, begins[3]), slice(begins[3], total))):
-        pq.write_table(pa.table({name: column[half] for name, column in rows.items()}), root / f"data/chunk-000/file-{file:03}.parquet")
+        pq.write_table(
+            pa.table({name: column[half] for name, column in rows.items()}),
+            root / f"data/chunk-000/file-{file:03}.parquet",
+        )
     pq.write_table(pa.table(where), root / "meta/episodes/chunk-000/file-000.parquet")
     pd.DataFrame({"task_index": [0]}, index=["carry"]).to_parquet(root / "meta/tasks.parquet")
-    features = {name: {"dtype": str(column.dtype), "shape": [1], "names": None} for name, column in rows.items() if name[0] in "tfei"}
-    features.update({name: {"dtype": "float32", "shape": [2], "names": None} for name in ("observation.state", "action")})
-    features[IMAGE] = {"dtype": "video" if video else "image", "shape": [32, 48, 3], "names": ["height", "width", "channels"]}
-    numbers = {"total_episodes": len(EPISODES), "total_frames": total, "total_tasks": 1, "chunks_size": 1000, "fps": FPS}
+    features = {
+        name: {"dtype": str(column.dtype), "shape": [1], "names": None}
+        for name, column in rows.items()
+        if name[0] in "tfei"
+    }
+    features.update(
+        {name: {"dtype": "float32", "shape": [2], "names": None} for name in ("observation.state", "action")}
+    )
+    features[IMAGE] = {
+        "dtype": "video" if video else "image",
+        "shape": [32, 48, 3],
+        "names": ["height", "width", "channels"],
+    }
+    numbers = {
+        "total_episodes": len(EPISODES),
+        "total_frames": total,
+        "total_tasks": 1,
+        "chunks_size": 1000,
+        "fps": FPS,
+    }
     paths = {
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     }
-    info = {"codebase_version": "v3.0", "robot_type": "none", **numbers, **paths, "splits": {"train": "0:5"}, "features": features}
+    info = {
+        "codebase_version": "v3.0",
+        "robot_type": "none",
+        **numbers,
+        **paths,
+        "splits": {"train": "0:5"},
+        "features": features,
+    }
     (root / "meta/info.json").write_text(json.dumps(info))
 
 
@@ -87,7 +128,9 @@ def png(pixels: Any) -> bytes:
 
 
 class Windows(Dataset[dict[str, torch.Tensor]]):
-    """Each frame with those around it, as LeRobotDataset gives it (but for the name of the task): before an episode and after it, its first or last frame, marked ``_is_pad``."""
+    """Each frame with those around it, as LeRobotDataset gives it (but for the name of the task): before an episode and
+    after it, its first or last frame, marked ``_is_pad``.
+    """
 
     def __init__(self, root: Path, windows: dict[str, list[float]]) -> None:
         info = json.loads((root / "meta/info.json").read_text())
@@ -111,7 +154,9 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
 
     def frames(self, name: str, indices: list[int], episode: dict[str, Any]) -> torch.Tensor:
         if self.kinds[name] == "video":
-            chunk, file, start = (episode[f"videos/{name}/{which}"] for which in ("chunk_index", "file_index", "from_timestamp"))
+            chunk, file, start = (
+                episode[f"videos/{name}/{which}"] for which in ("chunk_index", "file_index", "from_timestamp")
+            )
             path = self.videos.format(video_key=name, chunk_index=chunk, file_index=file)
             seconds = [start + self.rows["timestamp"][k].as_py() for k in indices]
             numbers = [round(one * self.fps) for one in seconds]
@@ -136,7 +181,11 @@ class EpisodeSampler:
     """The frames of all episodes, shuffled, without the last of each: what LeRobot's EpisodeAwareSampler yields."""
 
     def __init__(self, episodes: list[dict[str, Any]], drop_n_last_frames: int) -> None:
-        self.indices = [k for one in episodes for k in range(one["dataset_from_index"], one["dataset_to_index"] - drop_n_last_frames)]
+        self.indices = [
+            k
+            for one in episodes
+            for k in range(one["dataset_from_index"], one["dataset_to_index"] - drop_n_last_frames)
+        ]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -185,12 +234,20 @@ def train(arguments: argparse.Namespace, folder: Path, rank: int, ranks: int) ->
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            seen = {name: batch[name].tolist() for name in ("index", "observation.state", "action", "action_is_pad", f"{IMAGE}_is_pad")}
+            seen = {
+                name: batch[name].tolist()
+                for name in ("index", "observation.state", "action", "action_is_pad", f"{IMAGE}_is_pad")
+            }
             seen["image"] = (batch[IMAGE].mean((2, 3, 4)) * 255).round().long().tolist()
             with (folder / f"seen-{rank}.jsonl").open("a") as lines:
                 lines.write(json.dumps({"step": step, **seen}) + "\n")
             if rank == 0 and step % SAVE_EVERY == 0:
-                state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+                state = {
+                    "step": step,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "loader": loader.state_dict(),
+                }
                 torch.save(state, folder / "new.pt")
                 os.replace(folder / "new.pt", file)
             if step == arguments.die_after:

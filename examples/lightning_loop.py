@@ -71,7 +71,8 @@ def main() -> None:
         whole = fit(Path(folder))
         resumed = fit(Path(folder), resume=Path(folder) / "step=18.ckpt")
     print(
-        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the "
+        f"single run: {resumed == whole[72:]}"
     )
     assert resumed == whole[72:]
 

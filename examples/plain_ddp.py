@@ -63,7 +63,10 @@ def compare(folder: Path) -> None:
     """Check that the two runs see the same samples as the single run."""
     whole = train(folder / "none.pt")
     both = train(folder / "last.pt", stop_after=2) + train(folder / "last.pt")
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {len(whole)} samples, the same in two runs: {both == whole}")
+    print(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: {len(whole)} samples, the same in two runs: "
+        f"{both == whole}"
+    )
     assert both == whole
 
 

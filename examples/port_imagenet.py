@@ -1,9 +1,11 @@
-"""For users of PyTorch's ImageNet example: a script in its shape, ported from DataLoader; killed at any point, it resumes bit for bit.
+"""For users of PyTorch's ImageNet example: a script in its shape, ported from DataLoader; killed at any point, it
+resumes bit for bit.
 
 python port_imagenet.py                                         # one rank
 torchrun --nproc-per-node=2 port_imagenet.py --resume           # two ranks, from the last checkpoint, if there is one
 
-Five lines differ from the script with DataLoaders, each marked by ``was:``. ``sampler.set_epoch`` may stay; the loader knows its epoch.
+Five lines differ from the script with DataLoaders, each marked by ``was:``. ``sampler.set_epoch`` may stay; the loader
+knows its epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ CLASSES, PIXELS = 5, 8
 
 
 class Pictures(Dataset):
-    """Stands in for an ImageFolder. It augments with the global generators of ``random`` and torch, as torchvision's transforms do."""
+    """Stands in for an ImageFolder.
+
+    It augments with the global generators of ``random`` and torch, as torchvision's transforms do.
+    """
 
     def __init__(self, length: int, *, augment: bool) -> None:
         generator = torch.Generator().manual_seed(length)
@@ -50,7 +55,11 @@ class Pictures(Dataset):
 
 
 def new_model() -> nn.Module:
-    """A small network. It uses GroupNorm, because BatchNorm's running statistics differ between ranks, and a checkpoint holds only rank 0's."""
+    """A small network.
+
+    It uses GroupNorm, because BatchNorm's running statistics differ between ranks, and a checkpoint holds only rank
+    0's.
+    """
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.GroupNorm(2, 8),
@@ -78,7 +87,8 @@ def train(arguments: argparse.Namespace) -> None:
     loader = penstock.Loader.from_dataset(  # was: DataLoader(
         train_set, batch_size=batch_size, sampler=sampler, num_workers=arguments.workers
     )
-    val_loader = penstock.Loader.from_dataset(  # was: DataLoader(… sampler=DistributedSampler(val_set, shuffle=False)), which counts some samples twice
+    # was: DataLoader(… sampler=DistributedSampler(val_set, shuffle=False)), which counts some samples twice
+    val_loader = penstock.Loader.from_dataset(
         val_set, batch_size=batch_size, num_workers=1, tail="exact", prefetch_next_epoch=False
     )
 
@@ -95,7 +105,11 @@ def train(arguments: argparse.Namespace) -> None:
         random.setstate(saved["rng"][rank][1])
         loader.load_state_dict(saved["loader"])  # was: nothing
         record(arguments.folder, resumed=saved["at"])
-        print(f"rank {rank} continues after {saved['at']}: epoch {loader.epoch}, batch {loader.position} of {len(loader)}", flush=True)
+        print(
+            f"rank {rank} continues after {saved['at']}: epoch {loader.epoch}, batch {loader.position} of "
+            f"{len(loader)}",
+            flush=True,
+        )
 
     def save(at: str) -> None:
         rng = [None] * world_size
@@ -126,14 +140,19 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.step()
             step += 1
             record(arguments.folder, at=f"step-{step}", loss=loss.item(), lr=scheduler.get_last_lr())
-            if step % SAVE_EVERY == 0:  # also on an epoch's last batch; a run resumed from there starts with the code after the loop
+            # also on an epoch's last batch; a run resumed from there starts with the code after the loop
+            if step % SAVE_EVERY == 0:
                 save(f"step-{step}")
             die(arguments, f"step-{step}")
         scheduler.step()
         validation = validate(model.module, val_loader)
         record(arguments.folder, at=f"epoch-{epoch}", validation=validation, lr=scheduler.get_last_lr())
         if rank == 0:
-            print(f"epoch {epoch}: {validation[0]:.0f} of {validation[1]:.0f} correct, with a loss of {validation[2]:.4f}", flush=True)
+            print(
+                f"epoch {epoch}: {validation[0]:.0f} of {validation[1]:.0f} correct, with a loss of "
+                f"{validation[2]:.4f}",
+                flush=True,
+            )
         save(f"epoch-{epoch}")
         die(arguments, f"epoch-{epoch}")
     loader.close()
@@ -178,7 +197,9 @@ def die(arguments: argparse.Namespace, place: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path("port_imagenet_run"), help="for the checkpoint and the records")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("port_imagenet_run"), help="for the checkpoint and the records"
+    )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")

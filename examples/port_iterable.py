@@ -1,8 +1,9 @@
-"""For IterableDatasets on several ranks: a script ported from DataLoader; killed at any point, the run resumes bit for bit.
+"""For IterableDatasets on several ranks: a script ported from DataLoader; killed at any point, the run resumes bit for
+bit.
 
-python port_iterable.py                                                          # one rank needs no split
-torchrun --nproc-per-node=2 port_iterable.py --split items --resume              # every rank reads all rows and is dealt its share
-torchrun --nproc-per-node=2 port_iterable.py --split own --stateful --resume     # the dataset reads only its rank's rows
+python port_iterable.py  # one rank needs no split
+torchrun --nproc-per-node=2 port_iterable.py --split items --resume  # every rank reads all rows and is dealt its share
+torchrun --nproc-per-node=2 port_iterable.py --split own --stateful --resume  # the dataset reads only its rank's rows
 
 DataLoader has no ``split``: if a dataset does not split itself, every rank trains on all of it.
 The lines that differ from the script with DataLoaders are marked ``was:``.
@@ -35,7 +36,8 @@ Row = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rows(IterableDataset):
-    """Numbered rows, as if read from a file: in file order, or shuffled and with noise, drawn from the global generators.
+    """Numbered rows, as if read from a file: in file order, or shuffled and with noise, drawn from the global
+    generators.
 
     Args:
         rows: Number of rows.
@@ -88,10 +90,12 @@ def train(arguments: argparse.Namespace) -> None:
     own = arguments.split == "own"
     train_set = (StatefulRows if arguments.stateful else Rows)(48 if own else 49, own=own, shuffle=True)
     batch_size = GLOBAL_BATCH // world_size
-    loader = penstock.Loader.from_dataset(  # was: DataLoader(train_set, batch_size=batch_size, drop_last=True, num_workers=1)
+    # was: DataLoader(train_set, batch_size=batch_size, drop_last=True, num_workers=1)
+    loader = penstock.Loader.from_dataset(
         train_set, batch_size=batch_size, drop_last=True, num_workers=1, split=arguments.split, tail="drop"
     )
-    val_loader = penstock.Loader.from_dataset(  # was: DataLoader(Rows(17), batch_size=batch_size), the same on every rank
+    # was: DataLoader(Rows(17), batch_size=batch_size), the same on every rank
+    val_loader = penstock.Loader.from_dataset(
         Rows(17), batch_size=batch_size, split="items", tail="exact", prefetch_next_epoch=False
     )
 
@@ -112,7 +116,8 @@ def train(arguments: argparse.Namespace) -> None:
     def save(at: str) -> None:
         """The state of a dataset that splits itself belongs to one rank, so each rank contributes its own."""
         ranks: list[Any] = [None] * world_size
-        dist.all_gather_object(ranks, {"rng": torch.get_rng_state(), "loader": loader.state_dict()})  # was: without the loader
+        # was: without the loader
+        dist.all_gather_object(ranks, {"rng": torch.get_rng_state(), "loader": loader.state_dict()})
         if rank == 0:
             checkpoint = {
                 "at": at,
@@ -134,7 +139,8 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.step()
             step += 1
             record(arguments.folder, at=f"step-{step}", loss=loss.item(), lr=scheduler.get_last_lr())
-            if step % SAVE_EVERY == 0:  # also on an epoch's last batch; without a length, nothing knows that it is the last
+            # also on an epoch's last batch; without a length, nothing knows that it is the last
+            if step % SAVE_EVERY == 0:
                 save(f"step-{step}")
             die(arguments, f"step-{step}")
         scheduler.step()
@@ -186,7 +192,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--split", choices=["items", "own"])
     parser.add_argument("--stateful", action="store_true", help="read a dataset that has a state_dict")
-    parser.add_argument("--folder", type=Path, default=Path("port_iterable_run"), help="for the checkpoint and the records")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("port_iterable_run"), help="for the checkpoint and the records"
+    )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
     parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
     arguments = parser.parse_args()

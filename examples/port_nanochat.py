@@ -1,11 +1,13 @@
-"""For language models: nanochat's data, texts in Parquet, tokenised and packed into full rows for several ranks; killed at any point, the run resumes bit for bit.
+"""For language models: nanochat's data, texts in Parquet, tokenised and packed into full rows for several ranks; killed
+at any point, the run resumes bit for bit.
 
 python port_nanochat.py                                        # needs: pip install 'torch-penstock[formats]' tokenizers
 torchrun --nproc-per-node=2 port_nanochat.py --resume          # continues from the last checkpoint, if there is one
 
-As there (https://github.com/karpathy/nanochat, nanochat/dataloader.py): a row begins with a beginning of a text, texts that fit well share a row, and what is left of it is filled with the
-beginning of a short one. There, a resume goes on with the next row group, so it leaves out and repeats texts, and what waited to be packed is lost.
-The lines between the two rulers are the whole loader.
+As there (https://github.com/karpathy/nanochat, nanochat/dataloader.py): a row begins with a beginning of a text, texts
+that fit well share a row, and what is left of it is filled with the beginning of a short one. There, a resume goes on
+with the next row group, so it leaves out and repeats texts, and what waited to be packed is lost. The lines between the
+two rulers are the whole loader.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ if TYPE_CHECKING:
 
 EPOCHS, GLOBAL_BATCH, SAVE_EVERY, CONTEXT, VOCABULARY = 3, 4, 4, 64, 300
 
-# ----------------------------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 class Tokenize:
-    """A step: rows with a text become lists of tokens; many at a time, because the tokenizer works on those in threads of its own."""
+    """A step: rows with a text become lists of tokens; many at a time, because the tokenizer works on those in threads
+    of its own.
+    """
 
     def __init__(self, file: str, at_once: int = 128) -> None:
         self.file = file
@@ -55,7 +59,9 @@ class Tokenize:
 
 
 def loader_of(folder: Path, batch_size: int, workers: int) -> penstock.Loader:
-    """Batches of ``{"tokens": int64 of shape (batch_size, CONTEXT + 1), …}``, the same for any number of ranks and workers."""
+    """Batches of ``{"tokens": int64 of shape (batch_size, CONTEXT + 1), …}``, the same for any number of ranks and
+    workers.
+    """
     data = penstock.formats.parquet(
         folder / "*.parquet",
         ["text"],
@@ -65,18 +71,23 @@ def loader_of(folder: Path, batch_size: int, workers: int) -> penstock.Loader:
         steps=[Tokenize(str(folder / "tokenizer.json")), penstock.Pack(CONTEXT + 1, crop=True, window=1000)],
         bookmarks=folder / "bookmarks",
     )
-    # Rows come in bursts, as many as 128 texts make, so more is read ahead than usual: no worker waits while another is tokenising.
-    return penstock.Loader.from_dataset(data, batch_size=batch_size, shuffle=True, seed=1, num_workers=workers, prefetch_factor=16)
+    # Rows come in bursts, as many as 128 texts make, so more is read ahead than usual: no worker waits while another is
+    # tokenising.
+    return penstock.Loader.from_dataset(
+        data, batch_size=batch_size, shuffle=True, seed=1, num_workers=workers, prefetch_factor=16
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def train(arguments: argparse.Namespace) -> None:
     """Train from the beginning, or from the last checkpoint."""
     rank, folder = dist.get_rank(), arguments.folder
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Dropout(0.1), nn.Linear(16, VOCABULARY)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Dropout(0.1), nn.Linear(16, VOCABULARY))
+    )
     torch.manual_seed(100 + rank)  # each rank has its own dropout
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = loader_of(folder, GLOBAL_BATCH // dist.get_world_size(), arguments.workers)
@@ -99,7 +110,11 @@ def train(arguments: argparse.Namespace) -> None:
         rng: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(rng, torch.get_rng_state())
         if rank == 0:
-            parts = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+            parts = {
+                "model": model.module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "loader": loader.state_dict(),
+            }
             torch.save({"at": at, "step": step, "rng": rng, **parts}, file.with_suffix(".new"))
             os.replace(file.with_suffix(".new"), file)
         dist.barrier()
@@ -126,7 +141,9 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def write_corpus(folder: Path, files: int = 8, texts: int = 60) -> None:
-    """Made-up texts of some 3 to 150 words, in Parquet files with row groups of 20 texts, and a tokenizer trained on them."""
+    """Made-up texts of some 3 to 150 words, in Parquet files with row groups of 20 texts, and a tokenizer trained on
+    them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     words = np.array(["".join(generator.choice(list("abcdefghij"), generator.integers(2, 9))) for _ in range(500)])
@@ -156,7 +173,9 @@ def die(arguments: argparse.Namespace, place: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path("port_nanochat_run"), help="for the texts, the checkpoint and the records")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("port_nanochat_run"), help="for the texts, the checkpoint and the records"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
     parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")

@@ -1,4 +1,5 @@
-"""For Ray Train: two workers train and stop in mid-epoch, and three resume from the checkpoint; each sample is seen once.
+"""For Ray Train: two workers train and stop in mid-epoch, and three resume from the checkpoint; each sample is seen
+once.
 
 pip install "torch-penstock[ray]" "ray[train]"
 python examples/ray_train.py
@@ -33,7 +34,9 @@ def train(config: dict) -> None:
             break
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "loader.json").write_text(json.dumps(loader.state_dict()))  # the same on every rank
-        Path(config["folder"], f"{config['run']}-{ray.train.get_context().get_world_rank()}.json").write_text(json.dumps(seen))
+        Path(config["folder"], f"{config['run']}-{ray.train.get_context().get_world_rank()}.json").write_text(
+            json.dumps(seen)
+        )
         ray.train.report({"seen": len(seen)}, checkpoint=ray.train.Checkpoint.from_directory(folder))
     loader.close()
 

@@ -1,4 +1,5 @@
-"""For training hosts with too few CPUs: the workers of a loader run on the nodes of a Ray cluster, and deliver the same batches as without them.
+"""For training hosts with too few CPUs: the workers of a loader run on the nodes of a Ray cluster, and deliver the same
+batches as without them.
 
 pip install "torch-penstock[ray]"
 python examples/ray_workers.py            # starts Ray on this machine, or joins the cluster that RAY_ADDRESS names
@@ -58,7 +59,10 @@ def main() -> None:
     here = read(data)
     there = read(data, num_workers=args.workers, method="ray", ray_options={"num_cpus": 1})
     assert here == there
-    print(f"{args.workers} workers on {len(ray.nodes())} node(s) gave the same {args.samples} samples, in the same order, byte for byte.")
+    print(
+        f"{args.workers} workers on {len(ray.nodes())} node(s) gave the same {args.samples} samples, in the same "
+        f"order, byte for byte."
+    )
 
 
 if __name__ == "__main__":

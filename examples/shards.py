@@ -55,7 +55,11 @@ def write_parquet(folder: Path) -> None:
     for file in range(4):
         numbers = range(100 * file, 100 * file + 100)
         table = pa.table(
-            {"image": [encoded(n) for n in numbers], "label": list(numbers), "caption": [f"a picture of {n}" for n in numbers]}
+            {
+                "image": [encoded(n) for n in numbers],
+                "label": list(numbers),
+                "caption": [f"a picture of {n}" for n in numbers],
+            }
         )
         pq.write_table(table, folder / f"part-{file}.parquet", row_group_size=20)
 
@@ -83,7 +87,14 @@ def main() -> None:
 
         # Parquet: a shard is a row group, and the footers say how many rows there are.
         data = formats.parquet(f"{folder}/*.parquet", columns=["image", "label"])
-        rest = {"batch_size": 16, "shuffle": True, "seed": 1, "num_workers": 2, "method": "thread", "transform": decode_row}
+        rest = {
+            "batch_size": 16,
+            "shuffle": True,
+            "seed": 1,
+            "num_workers": 2,
+            "method": "thread",
+            "transform": decode_row,
+        }
         with Loader.from_dataset(data, **rest) as loader:
             print(f"{len(data)} rows in {len(data.shards)} row groups, {len(loader)} batches an epoch")
             batches = iter(loader)
@@ -97,10 +108,13 @@ def main() -> None:
             with Loader.from_dataset(data, **rest | {"batch_size": 8}, rank=rank, world_size=2) as loader:
                 loader.load_state_dict(state)
                 ranks.append(labels(loader))
-        together = [list(itertools.chain(*zip(*batches, strict=True))) for batches in zip(*ranks, strict=True)]  # dealt in turns
+        # dealt in turns
+        together = [list(itertools.chain(*zip(*batches, strict=True))) for batches in zip(*ranks, strict=True)]
         assert together == expected
         assert sorted(itertools.chain(*first, *together)) == list(range(400))
-        print(f"stopped after {len(first)} batches, resumed on two ranks: the other {len(together)} batches are the same")
+        print(
+            f"stopped after {len(first)} batches, resumed on two ranks: the other {len(together)} batches are the same"
+        )
 
         # Tars: written once, an index makes every sample readable by its number.
         subprocess.run([sys.executable, "-m", "penstock", "index", f"{folder}/*.tar"], check=True)

@@ -1,4 +1,5 @@
-"""For streams that nobody has counted: filter tars while reading, tokenise and pack a Hugging Face stream, and resume both exactly on any number of ranks.
+"""For streams that nobody has counted: filter tars while reading, tokenise and pack a Hugging Face stream, and resume
+both exactly on any number of ranks.
 
 python streams.py
 """
@@ -60,7 +61,9 @@ def pictures(rank: int = 0, world_size: int = 1) -> Loader[Any]:
         lanes=4,
         bookmarks="bookmarks",
     )
-    return Loader.from_dataset(data, 24 // world_size, shuffle=True, seed=1, num_workers=2, rank=rank, world_size=world_size)
+    return Loader.from_dataset(
+        data, 24 // world_size, shuffle=True, seed=1, num_workers=2, rank=rank, world_size=world_size
+    )
 
 
 def write_corpus(folder: Path) -> None:
@@ -103,7 +106,10 @@ def show(what: str, new_loader: Callable[..., Loader[Any]], value: Callable[[Any
         loader.load_state_dict(state)
         seen += [value(batch) for _ in range(2) for batch in loader]
 
-    print(f"{what}: {batches} batches an epoch; stopped twice, on 1, 2 and 1 ranks, the sequence is the same: {seen == expected}")
+    print(
+        f"{what}: {batches} batches an epoch; stopped twice, on 1, 2 and 1 ranks, the sequence is the same: "
+        f"{seen == expected}"
+    )
     assert seen == expected
 
 

@@ -1,11 +1,13 @@
-"""For torchtitan: a dataloader whose checkpoint loads on another data-parallel degree, and the calls that torchtitan makes to it.
+"""For torchtitan: a dataloader whose checkpoint loads on another data-parallel degree, and the calls that torchtitan
+makes to it.
 
-python torchtitan_loop.py --folder run                             # one rank; run again, it continues after its last checkpoint
-torchrun --nproc-per-node=2 torchtitan_loop.py --folder run        # continues on two
+python torchtitan_loop.py --folder run  # one rank; run again, it continues after its last checkpoint
+torchrun --nproc-per-node=2 torchtitan_loop.py --folder run  # continues on two
 
-`PenstockDataLoader` is for your project. Below it is what torchtitan does with a dataloader, in its order and with its names, from
-https://github.com/pytorch/torchtitan at b5bcd76 (August 2026): it needs no GPU and does not import torchtitan. The global batch is NUM_TOKENS_PER_TRAIN_STEP
-on any number of ranks, so one rank accumulates the gradients of two batches where two ranks take one each.
+`PenstockDataLoader` is for your project. Below it is what torchtitan does with a dataloader, in its order and with its
+names, from https://github.com/pytorch/torchtitan at b5bcd76 (August 2026): it needs no GPU and does not import
+torchtitan. The global batch is NUM_TOKENS_PER_TRAIN_STEP on any number of ranks, so one rank accumulates the gradients
+of two batches where two ranks take one each.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ TrainerBatch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class Documents(Dataset[np.ndarray]):
-    """Made-up texts of a fixed length. The first token is the index, the others are drawn at random, anew in each epoch."""
+    """Made-up texts of a fixed length.
+
+    The first token is the index, the others are drawn at random, anew in each epoch.
+    """
 
     def __len__(self) -> int:
         return 96  # a multiple of the global batch, so that an epoch is as many steps on any number of ranks
@@ -100,7 +105,9 @@ class PenstockDataLoader:
 
 @dataclass(kw_only=True, slots=True)
 class Config:
-    """Inside torchtitan, the ``Config`` of a subclass of `PenstockDataLoader` and ``BaseDataLoader``, which gives it `build`."""
+    """Inside torchtitan, the ``Config`` of a subclass of `PenstockDataLoader` and ``BaseDataLoader``, which gives it
+    `build`.
+    """
 
     seed: int = 1
     num_workers: int = 1
@@ -113,15 +120,22 @@ class Config:
 
 
 class CheckpointManager:
-    """The model's states stand beside the others, as torchtitan has them. A folder without ``.metadata`` was not finished."""
+    """The model's states stand beside the others, as torchtitan has them.
 
-    def __init__(self, folder: Path, dataloader: PenstockDataLoader, model: torch.nn.Module, states: dict[str, Any]) -> None:
+    A folder without ``.metadata`` was not finished.
+    """
+
+    def __init__(
+        self, folder: Path, dataloader: PenstockDataLoader, model: torch.nn.Module, states: dict[str, Any]
+    ) -> None:
         self.folder, self.model = folder, model
         self.states = {**states, "dataloader": dataloader}
 
     def load(self) -> None:
         steps = [
-            int(found[1]) for path in self.folder.glob("step-*/.metadata") if (found := re.search(r"step-(\d+)", str(path.parent.name)))
+            int(found[1])
+            for path in self.folder.glob("step-*/.metadata")
+            if (found := re.search(r"step-(\d+)", str(path.parent.name)))
         ]
         if steps:
             states = {**self.states, **self.model.state_dict()}
@@ -145,7 +159,9 @@ class Trainer:
         sharded = fully_shard(self.model, mesh=dp_mesh)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
         sharded.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all ranks
-        self.gradient_accumulation_steps = NUM_TOKENS_PER_TRAIN_STEP // (NUM_TOKENS_PER_MICROBATCH_PER_DP_RANK * dp_degree)
+        self.gradient_accumulation_steps = NUM_TOKENS_PER_TRAIN_STEP // (
+            NUM_TOKENS_PER_MICROBATCH_PER_DP_RANK * dp_degree
+        )
         self.optimizers = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.step = self.ntokens_seen = 0
         self.dataloader = Config().build(

@@ -1,10 +1,11 @@
-"""For custom batch samplers: two streams of samples in each batch, or P classes with K samples each, on any number of ranks.
+"""For custom batch samplers: two streams of samples in each batch, or P classes with K samples each, on any number of
+ranks.
 
 python two_stream.py                                                 # one rank
 torchrun --nproc-per-node=2 two_stream.py                            # two ranks: whole batches are dealt to them
 
-A batch sampler yields lists of indices for all ranks together, as if there were only one rank. The loader calls its ``set_epoch`` and
-deals its batches; the sampler itself knows nothing of ranks.
+A batch sampler yields lists of indices for all ranks together, as if there were only one rank. The loader calls its
+``set_epoch`` and deals its batches; the sampler itself knows nothing of ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 class TwoStreamBatchSampler(Sampler[list[int]]):
     """Batches with a labelled and an unlabelled part: each epoch reads the first stream once, and cycles the second.
 
-    An epoch is a pure function of (seed, epoch), so any process can produce it, again or ahead of time. The second stream continues
-    in each epoch where it stopped in the previous one, so all of its samples are used equally often.
+    An epoch is a pure function of (seed, epoch), so any process can produce it, again or ahead of time. The second
+    stream continues in each epoch where it stopped in the previous one, so all of its samples are used equally often.
 
     Args:
         primary: Indices that each come exactly once per epoch.
@@ -38,7 +39,9 @@ class TwoStreamBatchSampler(Sampler[list[int]]):
         seed: The seed of both orders.
     """
 
-    def __init__(self, primary: Sequence[int], secondary: Sequence[int], primary_size: int, secondary_size: int, seed: int = 0):
+    def __init__(
+        self, primary: Sequence[int], secondary: Sequence[int], primary_size: int, secondary_size: int, seed: int = 0
+    ):
         if len(primary) == 0 or len(secondary) == 0 or primary_size < 1 or secondary_size < 1:
             raise ValueError("both streams need at least one index in total, and at least one in every batch.")
         self.primary = np.asarray(primary)
@@ -71,7 +74,8 @@ class TwoStreamBatchSampler(Sampler[list[int]]):
 class PKBatchSampler(Sampler[list[int]]):
     """Batches for metric learning: ``p`` classes, and ``k`` different samples of each.
 
-    An epoch covers all classes with at least ``k`` samples once, ``p`` at a time, and is a pure function of (seed, epoch).
+    An epoch covers all classes with at least ``k`` samples once, ``p`` at a time, and is a pure function of (seed,
+    epoch).
 
     Args:
         labels: The class of each sample.
@@ -85,7 +89,8 @@ class PKBatchSampler(Sampler[list[int]]):
         self.members = [those for those in members if len(those) >= k]
         if len(self.members) < p:
             raise ValueError(
-                f"{len(self.members)} classes have at least {k} samples, but a batch needs {p} classes. Choose a smaller p or k."
+                f"{len(self.members)} classes have at least {k} samples, but a batch needs {p} classes. Choose a "
+                f"smaller p or k."
             )
         self.p = p
         self.k = k
@@ -101,7 +106,11 @@ class PKBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         classes = shuffled(np.arange(len(self.members)), self.seed, 0, self.epoch)
         for chosen in classes[: len(self) * self.p].reshape(-1, self.p).tolist():
-            yield [index for one in chosen for index in shuffled(self.members[one], self.seed, 1 + one, self.epoch)[: self.k].tolist()]
+            yield [
+                index
+                for one in chosen
+                for index in shuffled(self.members[one], self.seed, 1 + one, self.epoch)[: self.k].tolist()
+            ]
 
 
 def shuffled(values: np.ndarray, *key: int) -> np.ndarray:
@@ -131,7 +140,12 @@ def main() -> None:
         for _ in range(3):
             batches = all_ranks([batch.tolist() for batch in loader])
             counts = Counter(index for batch in batches for index in batch if index < 96)
-            once = once and sorted(counts) == list(labelled) and set(counts.values()) == {1} and {len(batch) for batch in batches} == {32}
+            once = (
+                once
+                and sorted(counts) == list(labelled)
+                and set(counts.values()) == {1}
+                and {len(batch) for batch in batches} == {32}
+            )
             firsts.append(batches[0][:4])
     if rank == 0:
         print(f"{ranks} ranks: every labelled index exactly once in each of 3 epochs: {once}")

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUTS_S = {"soak": 900, "slow": 240}
-"""Of a test with this mark; pyproject.toml has that of any other. They end what hangs, with the stacks of all its processes: no test fails by being slow."""
+"""Of a test with this mark; pyproject.toml has that of any other. They end what hangs, with the stacks of all its
+processes: no test fails by being slow."""
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 FAILED = pytest.StashKey[bool]()
 PROGRAMS = Programs()
@@ -38,14 +39,16 @@ PROGRAMS = Programs()
 
 @pytest.fixture(autouse=True, scope="module")
 def a_small_heap() -> None:
-    """Keep what is imported out of the garbage collector's way: hundreds of tests collect, and it would look at all of it each time."""
+    """Keep what is imported out of the garbage collector's way: hundreds of tests collect, and it would look at all of
+    it each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
-    """Have matplotlib open now the files that it keeps open for the life of the process: before a test counts what is open."""
+    """Have matplotlib open now the files that it keeps open for the life of the process: before a test counts what is
+    open."""
     figure = pytest.importorskip("matplotlib.figure").Figure()
     figure.suptitle("title $x^{-2}$")
     axes = figure.subplots()
@@ -60,9 +63,11 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):
         wake_the_accelerator()
     if (monitor := getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "monitor", None)) is not None:
-        monitor.exit()  # another library's bar has started this thread for good, and it would be named among those that may have drawn
+        # another library's bar has started this thread for good, and it would be named among those that may have drawn
+        monitor.exit()
         sys.modules["tqdm"].tqdm.monitor = None
-    in_step._started.clear()  # a loader that another test has left in the middle of an epoch is in step with nobody here
+    # a loader that another test has left in the middle of an epoch is in step with nobody here
+    in_step._started.clear()
     with ExitStack() as stack:
         stack.enter_context(no_leaks())
         yield
@@ -82,11 +87,15 @@ def wake_the_accelerator() -> None:
 
 
 def pytest_report_header() -> str:
-    return f"python {platform.python_version()}{' without its lock' if FREE_THREADED else ''}, torch {torch.__version__}, numpy {np.__version__}"
+    return (
+        f"python {platform.python_version()}{' without its lock' if FREE_THREADED else ''}, torch {torch.__version__}, "
+        f"numpy {np.__version__}"
+    )
 
 
 def pytest_configure() -> None:
-    # A shell that runs this in the background has it ignore Ctrl-C, and so every program that it starts; some tests press it.
+    # A shell that runs this in the background has it ignore Ctrl-C, and so every program that it starts; some tests
+    # press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["PYTHONFAULTHANDLER"] = "1"
     subprocess.Popen = Popen  # type: ignore[misc]
@@ -102,7 +111,8 @@ def pytest_configure() -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not config.getoption("soak"):
         terminalreporter.write_line(
-            "What takes long and is not worth it on every change was left out: the tests marked soak, which `make soak` runs."
+            "What takes long and is not worth it on every change was left out: the tests marked soak, which `make "
+            "soak` runs."
         )
 
 
@@ -116,7 +126,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--soak", action="store_true", help="run the tests marked soak, and only them; PENSTOCK_REPEATS multiplies their lengths"
+        "--soak",
+        action="store_true",
+        help="run the tests marked soak, and only them; PENSTOCK_REPEATS multiplies their lengths",
     )
 
 
@@ -149,7 +161,8 @@ def _skip_where_there_is_no_accelerator(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def run_script(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Run a Python file in ``tmp_path``, in a new interpreter; its output, once it has ended well and left no process."""
+    """Run a Python file in ``tmp_path``, in a new interpreter; its output, once it has ended well and left no
+    process."""
     before_the_timeout_s = 0.9 * _timeout_s(request.node)  # so that a hang is told with what the program said
 
     def run(script: Path, *arguments: str, deadline_s: float = before_the_timeout_s) -> str:
@@ -167,5 +180,6 @@ def programs() -> Iterator[Programs]:
 
 @pytest.fixture
 def run_program(tmp_path: Path, request: pytest.FixtureRequest, programs: Programs) -> Callable[..., str]:
-    """Run a Python file in ``tmp_path``, as a fork of a process that has imported torch, on one rank or on several: `Programs.run`."""
+    """Run a Python file in ``tmp_path``, as a fork of a process that has imported torch, on one rank or on several:
+    `Programs.run`."""
     return partial(programs.run, cwd=tmp_path, deadline_s=0.9 * _timeout_s(request.node))

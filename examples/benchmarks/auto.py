@@ -1,11 +1,13 @@
-"""Whether ``num_workers="auto"`` finds a good number: it against every fixed number, on work that waits, decodes JPEGs, or computes in Python.
+"""Whether ``num_workers="auto"`` finds a good number: it against every fixed number, on work that waits, decodes JPEGs,
+or computes in Python.
 
     python auto.py [--rounds 9] [--seconds 1] [--workloads waiting jpeg python]
 
-Needs Pillow. First the automatic loader is read until it has settled; then all loaders are read in turns. Of each round the program takes the ratio of the
-automatic loader's throughput to that of the fixed number that is best in the median, so what else the machine does falls on both; printed is the median
-of these ratios. A fixed number is *enough* if it reaches 95 % of the best one. Goal: a ratio of 0.9 or more, with at most one worker more than the least
-number that is enough.
+Needs Pillow. First the automatic loader is read until it has settled; then all loaders are read in turns. Of each round
+the program takes the ratio of the automatic loader's throughput to that of the fixed number that is best in the median,
+so what else the machine does falls on both; printed is the median of these ratios. A fixed number is *enough* if it
+reaches 95 % of the best one. Goal: a ratio of 0.9 or more, with at most one worker more than the least number that is
+enough.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Python:
 
 
 class Workload(NamedTuple):
-    """What is measured: with which workers, how long a training step takes (asleep, as if on a GPU), and the fixed numbers."""
+    """What is measured: with which workers, how long a training step takes (asleep, as if on a GPU), and the fixed
+    numbers.
+    """
 
     dataset: Callable[[], Any]
     method: str
@@ -85,7 +89,12 @@ class Reader:
 
     def __init__(self, workload: Workload, num_workers: Any) -> None:
         self.loader = penstock.Loader.from_dataset(
-            workload.dataset(), BATCH_SIZE, num_workers=num_workers, prefetch_factor=2, method=workload.method, infinite=True
+            workload.dataset(),
+            BATCH_SIZE,
+            num_workers=num_workers,
+            prefetch_factor=2,
+            method=workload.method,
+            infinite=True,
         )
         self._batches: Iterator[Any] = iter(self.loader)
         self._step_s = workload.step_s
@@ -144,7 +153,10 @@ def measured(name: str, rounds: int, seconds: float, patience_s: float) -> list[
     ratio = statistics.median(mine / other for mine, other in zip(rates["auto"], rates[best], strict=True))
     verdict = "as it should be" if ratio >= 0.9 and choice.workers <= enough + 1 else "MISSED"
     return [
-        f"{name}: {ratio:.2f} of the best fixed number ({best}); {choice.workers} {workload.method} workers, {enough} are enough: {verdict}",
+        (
+            f"{name}: {ratio:.2f} of the best fixed number ({best}); {choice.workers} {workload.method} workers, "
+            f"{enough} are enough: {verdict}"
+        ),
         f"    batches/s: {', '.join(f'{key}: {rate:.1f}' for key, rate in medians.items())}",
         f"    settled at {first.workers} after {settling_s:.0f} s; {choice.changes} changes in all; {choice.why}",
     ]

@@ -1,11 +1,14 @@
-"""Global batches dealt by cost: how much more the slowest rank has than the mean, what dealing takes, and how long ranks wait.
+"""Global batches dealt by cost: how much more the slowest rank has than the mean, what dealing takes, and how long
+ranks wait.
 
     python examples/benchmarks/balance.py [--steps 40]
 
-Documents have lognormal lengths with a mean of 645 tokens, and cost what they are long. The first table compares the rank with the most tokens with the mean: as dealt
-without `balance`, with it, and as Karmarkar and Karp's differencing deals all ranks' documents at once, with equal numbers (the rule of verl and others, which need the
-lengths of all ranks in one place). No rule can beat the longest document with the shortest ones, or the mean. The second table is CPU time of the thread that reads. In the
-third, four processes with gloo sleep for as long as their batch costs, and then wait for each other. Nothing is loaded in the first two.
+Documents have lognormal lengths with a mean of 645 tokens, and cost what they are long. The first table compares the
+rank with the most tokens with the mean: as dealt without `balance`, with it, and as Karmarkar and Karp's differencing
+deals all ranks' documents at once, with equal numbers (the rule of verl and others, which need the lengths of all ranks
+in one place). No rule can beat the longest document with the shortest ones, or the mean. The second table is CPU time
+of the thread that reads. In the third, four processes with gloo sleep for as long as their batch costs, and then wait
+for each other. Nothing is loaded in the first two.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ NANOSECONDS = 40_000
 
 
 def karmarkar_karp(costs: np.ndarray, ranks: int) -> list[int]:
-    """The sums of ``ranks`` parts with equal numbers: rows of neighbours by cost, of which the two with the largest differences are merged, large to small."""
+    """The sums of ``ranks`` parts with equal numbers: rows of neighbours by cost, of which the two with the largest
+    differences are merged, large to small.
+    """
     rows = np.sort(costs)[::-1].reshape(-1, ranks)
     heap = [(int(row[-1] - row[0]), number, row.tolist()) for number, row in enumerate(rows)]
     heapq.heapify(heap)
@@ -44,14 +49,18 @@ def karmarkar_karp(costs: np.ndarray, ranks: int) -> list[int]:
 
 
 def best(costs: np.ndarray, ranks: int) -> float:
-    """No rank can have less than the longest document and the shortest that fill its batch, nor all of them less than the mean."""
+    """No rank can have less than the longest document and the shortest that fill its batch, nor all of them less than
+    the mean.
+    """
     ordered, size = np.sort(costs), len(costs) // ranks
     return max(costs.sum() / ranks, ordered[-1] + ordered[: size - 1].sum())
 
 
 def batches(ranks: int, rank: int, size: int, balance: Any, n: int = N, **words: Any) -> Any:
     """The part of a loader's graph that finds the indices of its batches."""
-    loader = Loader.from_dataset(range(n), size, shuffle=True, seed=1, rank=rank, world_size=ranks, tail="drop", balance=balance, **words)
+    loader = Loader.from_dataset(
+        range(n), size, shuffle=True, seed=1, rank=rank, world_size=ranks, tail="drop", balance=balance, **words
+    )
     return loader.root.source
 
 
@@ -94,7 +103,9 @@ def cost() -> None:
         both = [taken_us(batches(ranks, 0, size, balance, len(many)), count) for balance in (None, many)]
         print(f"| {ranks} rank{'s' * (ranks > 1)}, batches of {size} | {both[0]:.1f} | {both[1]:.1f} |")
     for ranks, size in ((8, 4), (64, 4)):
-        both = [taken_us(batches(ranks, 0, size, balance, groups=Packs(COSTS, 4096)), 20) for balance in (None, np.square)]
+        both = [
+            taken_us(batches(ranks, 0, size, balance, groups=Packs(COSTS, 4096)), 20) for balance in (None, np.square)
+        ]
         print(f"| {ranks} ranks, {size} packs of 4096 | {both[0]:.1f} | {both[1]:.1f} |")
     print()
 
@@ -104,7 +115,9 @@ def rank(number: int, ranks: int, steps: int, folder: str) -> None:
     for size in (4, 8):
         for name, balance in (("without", None), ("`balance`", COSTS)):
             waited_s = 0.0
-            with Loader.from_dataset(torch.arange(N), size, shuffle=True, seed=1, drop_last=True, balance=balance) as loader:
+            with Loader.from_dataset(
+                torch.arange(N), size, shuffle=True, seed=1, drop_last=True, balance=balance
+            ) as loader:
                 for batch in islice(loader, steps):
                     time.sleep(COSTS[batch.numpy()].sum() * NANOSECONDS / 1e9)
                     begin = time.perf_counter()
@@ -115,7 +128,11 @@ def rank(number: int, ranks: int, steps: int, folder: str) -> None:
             took_s = torch.tensor([time.perf_counter() - began, waited_s])
             dist.all_reduce(took_s)
             if number == 0:
-                print(f"| {ranks} ranks, batches of {size}, {name} | {took_s[0] / ranks:.1f} | {took_s[1] / took_s[0]:.0%} |", flush=True)
+                print(
+                    f"| {ranks} ranks, batches of {size}, {name} | {took_s[0] / ranks:.1f} | "
+                    f"{took_s[1] / took_s[0]:.0%} |",
+                    flush=True,
+                )
     dist.destroy_process_group()
 
 

@@ -1,12 +1,17 @@
-"""For who reads shards from an object store: what copies on the local disk are worth, beside those of MosaicML Streaming and LitData.
+"""For who reads shards from an object store: what copies on the local disk are worth, beside those of MosaicML
+Streaming and LitData.
 
-    python cache.py [--loaders NAME ...] [--bounds 1 2 10 50 100] [--rounds 1] [--shards 48] [--shard-mb 2] [--docs PAGE]
+    python cache.py [--loaders NAME ...] [--bounds 1 2 10 50 100] [--rounds 1] [--shards 48] [--shard-mb 2] [--docs
+    PAGE]
 
-A server on this machine speaks as much of S3 as these loaders ask for, answers each request after --latency-ms, and sends all answers together at --mb-per-s. A loop
-with a step for each batch wants the data at that speed divided by 1.2. Every loader reads --epochs epochs in a process of its own, with two worker processes. The bound
-is the share of the data that may be on the disk. Then a process is killed (SIGKILL, with all its workers) while it fetches, and another one begins again in its folder.
+A server on this machine speaks as much of S3 as these loaders ask for, answers each request after --latency-ms, and
+sends all answers together at --mb-per-s. A loop with a step for each batch wants the data at that speed divided by 1.2.
+Every loader reads --epochs epochs in a process of its own, with two worker processes. The bound is the share of the
+data that may be on the disk. Then a process is killed (SIGKILL, with all its workers) while it fetches, and another one
+begins again in its folder.
 
-Bytes are counted at the server: 1.0 is all the data once. "wrong" counts samples of an epoch that came twice or not at all. Whoever needs more than --timeout hangs.
+Bytes are counted at the server: 1.0 is all the data once. "wrong" counts samples of an epoch that came twice or not at
+all. Whoever needs more than --timeout hangs.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ BATCH = 20
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-# ------------------------------------------------------------------------------------------------------------------------ the store
+# ------------------------------------------------------------------------------------------------------------ the store
 
 
 class Store(ThreadingHTTPServer):
@@ -122,18 +127,26 @@ class _Object(BaseHTTPRequestHandler):
                 else:
                     files.append((key, file.stat().st_size))
         said = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><ETag>&quot;{hashlib.md5(key.encode()).hexdigest()}&quot;</ETag>"
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>&quot;{hashlib.md5(key.encode()).hexdigest()}&quot;</ETag>"
             f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for key, size in files
         ) + "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders))
-        head = f"<Name>data</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(files) + len(folders)}</KeyCount><IsTruncated>false</IsTruncated>"
-        xml = f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{head}{said}</ListBucketResult>'
+        head = (
+            f"<Name>data</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(files) + len(folders)}</KeyCount>"
+            f"<IsTruncated>false</IsTruncated>"
+        )
+        xml = (
+            f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult '
+            f'xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{head}{said}</ListBucketResult>'
+        )
         self._say(200, xml.encode(), send=send, headers={"Content-Type": "application/xml"})
 
     def _begin(self, status: int, nbytes: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        # Closed after each answer to Boto3: MosaicML Streaming 0.13 makes its client before it forks the workers, and they would share a connection that is kept open. Without
-        # TLS each then gets the other's answers, and writes one shard's bytes under another's name.
+        # Closed after each answer to Boto3: MosaicML Streaming 0.13 makes its client before it forks the workers, and
+        # they would share a connection that is kept open. Without TLS each then gets the other's answers, and writes
+        # one shard's bytes under another's name.
         closed = {"Connection": "close"} if "Boto3" in self.headers.get("User-Agent", "") else {}
         for name, value in {"Content-Length": str(nbytes), **closed, **headers}.items():
             self.send_header(name, value)
@@ -154,7 +167,7 @@ def serve(folder: Path, latency_s: float, bytes_per_s: float, said: Any) -> None
         store.serve_forever()
 
 
-# ------------------------------------------------------------------------------------------------------------------------ the loaders
+# ---------------------------------------------------------------------------------------------------------- the loaders
 
 
 def content(number: int, size: int) -> bytes:
@@ -181,7 +194,12 @@ def read_tars(port: int, folder: Path, most: int, shards: int) -> Any:
     storage = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
     paths = [f"s3://data/tars/{shard:05}.tar" for shard in range(shards)]
     data = penstock.formats.tar(
-        paths, counts=[RECORDS] * shards, storage_options=storage, cache_dir=folder, max_cache_size=most, transform=number_of_member
+        paths,
+        counts=[RECORDS] * shards,
+        storage_options=storage,
+        cache_dir=folder,
+        max_cache_size=most,
+        transform=number_of_member,
     )
     return penstock.Loader.from_dataset(data, batch_size=BATCH, shuffle=True, seed=1, num_workers=2, method="process")
 
@@ -208,7 +226,9 @@ def read_mds(port: int, folder: Path, most: int, shards: int) -> Any:
 
     os.environ["S3_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
     clean_stale_shared_memory()
-    data = Numbers(remote="s3://data/mds", local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH, cache_limit=most)
+    data = Numbers(
+        remote="s3://data/mds", local=str(folder), shuffle=True, shuffle_seed=1, batch_size=BATCH, cache_limit=most
+    )
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=2)
 
 
@@ -220,7 +240,14 @@ def samples_of(size: int, shard: int) -> Any:
 def write_litdata(folder: Path, shards: int, size: int) -> None:
     from litdata import optimize
 
-    optimize(functools.partial(samples_of, size), list(range(shards)), str(folder), chunk_size=RECORDS, num_workers=1, verbose=False)
+    optimize(
+        functools.partial(samples_of, size),
+        list(range(shards)),
+        str(folder),
+        chunk_size=RECORDS,
+        num_workers=1,
+        verbose=False,
+    )
 
 
 def read_litdata(port: int, folder: Path, most: int, shards: int) -> Any:
@@ -228,7 +255,13 @@ def read_litdata(port: int, folder: Path, most: int, shards: int) -> Any:
 
     storage = {"endpoint_url": f"http://127.0.0.1:{port}"}
     data = StreamingDataset(
-        "s3://data/litdata", cache_dir=str(folder), max_cache_size=most, shuffle=True, seed=1, storage_options=storage, transform=number_of
+        "s3://data/litdata",
+        cache_dir=str(folder),
+        max_cache_size=most,
+        shuffle=True,
+        seed=1,
+        storage_options=storage,
+        transform=number_of,
     )
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=2)
 
@@ -258,18 +291,22 @@ def train(chosen: argparse.Namespace) -> None:
         wrong = sum(abs(times[number] - 1) for number in range(chosen.shards * RECORDS)) + sum(
             times[number] for number in times if number >= chosen.shards * RECORDS
         )
-        print(json.dumps({"s": time.monotonic() - begun, "first_s": first, "waited_s": slow, "wrong": wrong}), flush=True)
+        print(
+            json.dumps({"s": time.monotonic() - begun, "first_s": first, "waited_s": slow, "wrong": wrong}), flush=True
+        )
     if hasattr(loader, "close"):
         loader.close()
 
 
-# ------------------------------------------------------------------------------------------------------------------------ the questions
+# -------------------------------------------------------------------------------------------------------- the questions
 
 
 class Asked:
     def __init__(self, chosen: argparse.Namespace, port: int, nbytes: dict[str, int]) -> None:
         self.chosen, self.port, self.nbytes = chosen, port, nbytes
-        self.step_s = BATCH * 1.2 * sum(nbytes.values()) / len(nbytes) / (chosen.shards * RECORDS) / (chosen.mb_per_s * 1e6)
+        self.step_s = (
+            BATCH * 1.2 * sum(nbytes.values()) / len(nbytes) / (chosen.shards * RECORDS) / (chosen.mb_per_s * 1e6)
+        )
 
     def fetched(self) -> float:
         from urllib.request import urlopen
@@ -288,9 +325,18 @@ class Asked:
             "epochs": epochs,
             "step-s": self.step_s,
         }
-        command = [sys.executable, __file__, *(word for option, value in options.items() for word in (f"--{option}", str(value)))]
+        command = [
+            sys.executable,
+            __file__,
+            *(word for option, value in options.items() for word in (f"--{option}", str(value))),
+        ]
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, **KEYS}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **KEYS},
         )
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[list[dict[str, float]], str]:
@@ -316,7 +362,10 @@ class Asked:
             return f"| {name} | {bound:.0%} | {why or 'ended early'} | | | | | |"
         waits = ", ".join(f"{epoch['waited_s']:.1f}" for epoch in epochs)
         seconds = ", ".join(f"{epoch['s']:.1f}" for epoch in epochs)
-        return f"| {name} | {bound:.0%} | {epochs[0]['first_s']:.2f} s | {seconds} s | {waits} s | {share:.2f} | {taken:.0%} | {sum(int(epoch['wrong']) for epoch in epochs)} |"
+        return (
+            f"| {name} | {bound:.0%} | {epochs[0]['first_s']:.2f} s | {seconds} s | {waits} s | {share:.2f} | "
+            f"{taken:.0%} | {sum(int(epoch['wrong']) for epoch in epochs)} |"
+        )
 
     def killed(self, name: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
@@ -343,7 +392,10 @@ def kill(process: subprocess.Popen[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--loaders", nargs="+", choices=LOADERS, default=[name for name, (module, *_) in LOADERS.items() if find_spec(module)]
+        "--loaders",
+        nargs="+",
+        choices=LOADERS,
+        default=[name for name, (module, *_) in LOADERS.items() if find_spec(module)],
     )
     parser.add_argument("--bounds", nargs="*", type=float, default=[1, 2, 10, 50, 110], help="percent of the data")
     parser.add_argument("--rounds", type=int, default=1)
@@ -373,9 +425,10 @@ def main() -> None:
         server.start()
         asked = Asked(chosen, here.recv(), nbytes)
         print(
-            f"{chosen.shards} shards of {chosen.shard_mb:g} MB, {chosen.latency_ms:g} ms, {chosen.mb_per_s:g} MB/s; steps of {asked.step_s * 1e3:.1f} ms: an epoch takes "
-            f"{asked.step_s * chosen.shards * RECORDS / BATCH:.1f} s\n\n| | bound | first batch | epochs | waited in them | fetched | on disk at the end | wrong |\n"
-            f"|---|---|---|---|---|---|---|---|"
+            f"{chosen.shards} shards of {chosen.shard_mb:g} MB, {chosen.latency_ms:g} ms, {chosen.mb_per_s:g} MB/s; "
+            f"steps of {asked.step_s * 1e3:.1f} ms: an epoch takes "
+            f"{asked.step_s * chosen.shards * RECORDS / BATCH:.1f} s\n\n| | bound | first batch | epochs | waited in "
+            f"them | fetched | on disk at the end | wrong |\n|---|---|---|---|---|---|---|---|"
         )
         for _ in range(chosen.rounds):
             for bound in chosen.bounds:

@@ -5,12 +5,14 @@
 There are four measurements, each interleaved with ``DataLoader`` in the same run:
 
 - Supply: the time per batch if the consumer does nothing with it.
-- Overlap: a step computes for longer than it takes to make and copy its batch. *Hidden* is the share of the copy time that does not lengthen
-  the step, compared with a batch that is already on the device: 100 % if `ToDevice` works. The row "copied in the step" must show about 0 %.
+- Overlap: a step computes for longer than it takes to make and copy its batch. *Hidden* is the share of the copy time
+  that does not lengthen the step, compared with a batch that is already on the device: 100 % if `ToDevice` works. The
+  row "copied in the step" must show about 0 %.
 - Epochs: the share of time in which the device is idle, over epochs of 50 batches.
 - Resident: batches gathered on the device, in bytes per second, compared with a bare ``index_select`` of the same rows.
 
-Without an accelerator the program says so and measures nothing. It starts no further repeat after ``--budget-s`` seconds.
+Without an accelerator the program says so and measures nothing. It starts no further repeat after ``--budget-s``
+seconds.
 """
 
 from __future__ import annotations
@@ -113,10 +115,16 @@ class Bench:
 
         return {
             THERE: (lambda: self.held, itertools.repeat),
-            IN_STEP: (lambda: self.pinned, lambda batch: (batch.to(device, non_blocking=True) for _ in itertools.count())),
+            IN_STEP: (
+                lambda: self.pinned,
+                lambda batch: (batch.to(device, non_blocking=True) for _ in itertools.count()),
+            ),
             "penstock, threads": (lambda: penstock.Loader.from_dataset(dataset, method="thread", **ours), iter),
             "penstock, processes": (lambda: penstock.Loader.from_dataset(dataset, **ours), iter),
-            "DataLoader, pinned, persistent": (lambda: DataLoader(dataset, pin_memory=True, persistent_workers=True, **shared), endlessly),
+            "DataLoader, pinned, persistent": (
+                lambda: DataLoader(dataset, pin_memory=True, persistent_workers=True, **shared),
+                endlessly,
+            ),
         }
 
     def seconds(self, length: int, step: Callable[[torch.Tensor], Any]) -> dict[str, list[float]]:
@@ -134,7 +142,11 @@ class Bench:
 
     def supply(self) -> dict[str, Any]:
         """Batches that the consumer does nothing with."""
-        return {name: {"batch_ms": _ms(took)} for name, took in self.seconds(10**6, lambda batch: None).items() if name != THERE}
+        return {
+            name: {"batch_ms": _ms(took)}
+            for name, took in self.seconds(10**6, lambda batch: None).items()
+            if name != THERE
+        }
 
     def training(self, length: int, compute_s: float) -> dict[str, Any]:
         """Steps that compute for about ``compute_s`` seconds each."""
@@ -182,7 +194,12 @@ def measure(device: torch.device, options: argparse.Namespace) -> None:
         "numpy": np.__version__,
         "cpus": os.cpu_count(),
     }
-    figures: dict[str, Any] = {"machine": machine, "workers": options.workers, "steps": options.steps, "copy_ms": bench.copy_s * 1000}
+    figures: dict[str, Any] = {
+        "machine": machine,
+        "workers": options.workers,
+        "steps": options.steps,
+        "copy_ms": bench.copy_s * 1000,
+    }
     print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}; {options.workers} workers")
     print(f"batches of {BATCH_SIZE} x {SHAPE} float32, {bench.copy_s * 1000:.2f} ms to copy")
 
@@ -205,11 +222,16 @@ def measure(device: torch.device, options: argparse.Namespace) -> None:
         print(f"\n{title}")
         for name, row in figures[title].items():
             print(
-                f"  {name:32}{row['step_ms']:8.2f} ms a step   device idle {row['device_idle']:6.1%}   copy hidden {row['copy_hidden']:6.1%}"
+                f"  {name:32}{row['step_ms']:8.2f} ms a step   device idle {row['device_idle']:6.1%}   copy hidden "
+                f"{row['copy_hidden']:6.1%}"
             )
 
     figures["resident"] = row = bench.resident()
-    print(f"\nresident: {row['gb_s']:.0f} GB/s through the loader, {row['index_select_gb_s']:.0f} GB/s with bare index_select", end="")
+    print(
+        f"\nresident: {row['gb_s']:.0f} GB/s through the loader, {row['index_select_gb_s']:.0f} GB/s with bare "
+        f"index_select",
+        end="",
+    )
     print(f" ({row['batch_us']:.0f} us per batch)")
     keep()
 

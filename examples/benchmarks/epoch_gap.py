@@ -2,9 +2,10 @@
 
     python epoch_gap.py [--batches 50] [--workers 2] [--epochs 20] [--repeats 3] [--step-ms 1]
 
-Tiny samples (32 float32), batches of 64, ``--batches`` per epoch. The consumer computes for ``--step-ms`` per batch without holding Python's
-lock, like a training step. The time varies a little, because two workers in lockstep finish in pairs, and 50 is even. Loaders are
-interleaved. The other loaders are set up as their documentation recommends. With ``--workers 0``, only the loaders that work without are measured.
+Tiny samples (32 float32), batches of 64, ``--batches`` per epoch. The consumer computes for ``--step-ms`` per batch
+without holding Python's lock, like a training step. The time varies a little, because two workers in lockstep finish in
+pairs, and 50 is even. Loaders are interleaved. The other loaders are set up as their documentation recommends. With
+``--workers 0``, only the loaders that work without are measured.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ class Rows(Dataset):
 def nodes(dataset: Rows, workers: int) -> tn.Loader:
     """torchdata.nodes, with worker processes that make whole batches."""
     batches = tn.Batcher(tn.SamplerWrapper(RandomSampler(dataset)), BATCH_SIZE)
-    return tn.Loader(tn.ParallelMapper(batches, Collated(dataset), num_workers=workers, method="process", multiprocessing_context="fork"))
+    return tn.Loader(
+        tn.ParallelMapper(
+            batches, Collated(dataset), num_workers=workers, method="process", multiprocessing_context="fork"
+        )
+    )
 
 
 class Collated:
@@ -104,7 +109,10 @@ def main() -> None:
         inline
         if not options.workers
         else {
-            "penstock, threads": (options.epochs, lambda: penstock.Loader.from_dataset(dataset, method="thread", **shared)),
+            "penstock, threads": (
+                options.epochs,
+                lambda: penstock.Loader.from_dataset(dataset, method="thread", **shared),
+            ),
             "penstock, processes": (options.epochs, lambda: penstock.Loader.from_dataset(dataset, **shared)),
             "DataLoader": (4, lambda: DataLoader(dataset, **shared)),
             "DataLoader, persistent": (options.epochs, lambda: DataLoader(dataset, persistent_workers=True, **shared)),

@@ -2,9 +2,9 @@
 
     python examples/benchmarks/groups.py [DOCUMENTS]
 
-Documents have lognormal lengths with a mean of 645 tokens and are packed to 4096. Utterances last 8.5 s on average and are put into batches of at most
-200 s and 64 utterances. In the last table 8 ranks take turns at the batches, and a step takes as long as its most expensive batch: padded length, plus a
-quadratic part as large at 20 s. Nothing is loaded.
+Documents have lognormal lengths with a mean of 645 tokens and are packed to 4096. Utterances last 8.5 s on average and
+are put into batches of at most 200 s and 64 utterances. In the last table 8 ranks take turns at the batches, and a step
+takes as long as its most expensive batch: padded length, plus a quadratic part as large at 20 s. Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -64,8 +64,15 @@ def buckets() -> None:
     print("| batches of 200 s | padding | us an utterance | 8 ranks wait |\n|---|---|---|---|")
     plain = list(np.array_split(np.random.default_rng(0).permutation(N), N * lengths.mean() // BUDGET))
     report("no buckets", lengths, plain, 0.0)
-    for name, alike in (("single batches shuffled", 1), ("runs of 7: not aligned with the ranks", 7), ("runs of 8", 8), ("runs of 64", 64)):
-        node = Sharder(Cycler(Grouper(ShuffledOrder(N, 1), Buckets(lengths, BUDGET, max_samples=MOST, same_size_run=alike))), 0, 1)
+    for name, alike in (
+        ("single batches shuffled", 1),
+        ("runs of 7: not aligned with the ranks", 7),
+        ("runs of 8", 8),
+        ("runs of 64", 64),
+    ):
+        node = Sharder(
+            Cycler(Grouper(ShuffledOrder(N, 1), Buckets(lengths, BUDGET, max_samples=MOST, same_size_run=alike))), 0, 1
+        )
         _, us = walked(node)
         report(name, lengths, [item.values for item in node.read(node.start(0), N)[0]], us)
 

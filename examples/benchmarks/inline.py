@@ -1,9 +1,13 @@
-"""Small batches without workers: the CPU time of a batch beside ``DataLoader``'s, the Python calls it takes, and where those are.
+"""Small batches without workers: the CPU time of a batch beside ``DataLoader``'s, the Python calls it takes, and where
+those are.
 
-    python inline.py [--pairs 30] [--only NAME ...] [--calls]
+    python inline.py [--pairs 30] [--only NAME ...] [--calls] [--layers]
 
-A pair is an epoch of 300 batches of each loader, in one process, which takes turns. The work is the same: samples are made in ``__getitem__``. The time is
-that of the process, so other load on the machine counts little. ``--calls`` lists the files in which penstock's calls of one batch are.
+A pair is an epoch of 300 batches of each loader, in one process, which takes turns. The work is the same: samples are
+made in ``__getitem__``. The time is that of the process, so other load on the machine counts little. ``--calls`` lists
+the files in which penstock's calls of one batch are. ``--layers`` takes penstock's loader apart: the samples and their
+collation alone, the indices of batches alone, a mapper over them without and with its watch over the global generators,
+and the loader over that mapper.
 """
 
 from __future__ import annotations
@@ -13,18 +17,20 @@ import collections
 import statistics
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from loader_peers import Made, fields, of_detection, tokenized
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import penstock
+from penstock import nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 BATCHES = 300
 
@@ -45,7 +51,11 @@ def numbers(index: int) -> dict[str, float]:
 
 def arrays(index: int) -> dict[str, np.ndarray]:
     """A dict of three arrays."""
-    return {"a": np.full((3, 8, 8), index, np.float32), "b": np.full((3, 8, 8), index, np.float32), "c": np.full(5, index)}
+    return {
+        "a": np.full((3, 8, 8), index, np.float32),
+        "b": np.full((3, 8, 8), index, np.float32),
+        "c": np.full(5, index),
+    }
 
 
 def row(index: int) -> tuple[torch.Tensor, int]:
@@ -92,14 +102,59 @@ def calls(loader: Any, batches: int = 100) -> collections.Counter[str]:
     return collections.Counter({name: count / batches for name, count in found.items()})
 
 
+def layers(data: Made, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, turns: int) -> dict[str, float]:
+    """CPU time of a batch, in us, for more and more of the loader; the layers take turns."""
+
+    def indices(seed: int) -> Any:
+        return nodes.Batcher(
+            nodes.Sharder(nodes.Cycler(nodes.Sampler(penstock.orders.ShuffledOrder(len(data), seed=seed))), 0, 1),
+            batch_size,
+        )
+
+    def mapped(seed: int, watch: bool) -> Any:
+        return nodes.Mapper(indices(seed), nodes.Fetch(data, collate_fn), seed_global_rngs=watch)
+
+    def alone() -> Iterator[Any]:
+        collate = collate_fn or default_collate
+        while True:
+            for start in range(0, len(data), batch_size):
+                yield collate([data[index] for index in range(start, start + batch_size)])
+
+    def forever(loader: Iterable[Any]) -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    loader = penstock.Loader(mapped(3, True))
+    running = {
+        "samples and collation": alone(),
+        "indices": iter(indices(0)),
+        "mapper": iter(mapped(1, False)),
+        "mapper that watches": iter(mapped(2, True)),
+        "loader": forever(loader),
+        "DataLoader": forever(DataLoader(data, batch_size=batch_size, shuffle=True, collate_fn=collate_fn)),
+    }
+    found: dict[str, list[float]] = {name: [] for name in running}
+    for turn in range(turns + 2):
+        for name, batches in running.items():
+            took_us = batch_us(islice(batches, BATCHES))
+            if turn >= 2:  # the first ones watch more, and warm up
+                found[name].append(took_us)
+    loader.close()
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME")
     parser.add_argument("--calls", action="store_true")
+    parser.add_argument("--layers", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'CPU time of a batch':24}{'DataLoader, us':>16}{'penstock, us':>14}{'ratio':>7}{'quartiles':>14}{'calls':>7}{'of':>5}")
+    print(
+        f"{'CPU time of a batch':24}{'DataLoader, us':>16}{'penstock, us':>14}"
+        f"{'ratio':>7}{'quartiles':>14}{'calls':>7}{'of':>5}"
+    )
     for name in options.only:
         make, batch_size, collate_fn = CASES[name]
         data = Made(BATCHES * batch_size, make)
@@ -120,10 +175,20 @@ def main() -> None:
             f"{name:24}{medians[0]:16.1f}{medians[1]:14.1f}{statistics.median(ratios):7.2f}{low:8.2f}-{high:4.2f}"
             f"{of_ours.total():8.0f}{of_theirs.total():5.0f}"
         )
+        if options.layers:
+            print(
+                "".join(
+                    f"    {took_us:6.1f}  {part}\n"
+                    for part, took_us in layers(data, batch_size, collate_fn, options.pairs).items()
+                ),
+                end="",
+            )
         if options.calls:
             home = str(Path(penstock.__file__).parent)
             for file, count in of_ours.most_common():
-                print(f"    {count:5.1f}  {file.removeprefix(home + '/') if file.startswith(home) else Path(file).name}")
+                print(
+                    f"    {count:5.1f}  {file.removeprefix(home + '/') if file.startswith(home) else Path(file).name}"
+                )
 
 
 if __name__ == "__main__":

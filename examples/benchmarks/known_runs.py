@@ -1,25 +1,32 @@
-"""Two training runs that many people know, each fed by several loaders: nanoGPT's pretraining, and a classifier of a folder of JPEGs.
+"""Two training runs that many people know, each fed by several loaders: nanoGPT's pretraining, and a classifier of a
+folder of JPEGs.
 
-    python known_runs.py [--workers 8,14] [--seconds 2] [--budget-s 330] [--device auto] [--peers DataLoader penstock] [--json figures.json]
+    python known_runs.py [--workers 8,14] [--seconds 2] [--budget-s 330] [--device auto] [--peers DataLoader penstock]
+    [--json figures.json]
 
-- Tokens, as in https://github.com/karpathy/nanoGPT: a file of uint16, blocks of 256 or 1024, a GPT of the sizes in its configuration files.
-- Images: JPEGs of 320 x 240 in a folder per class, decoded and resized to 224 x 224 by Pillow and flipped; a residual network of 18 layers.
+- Tokens, as in https://github.com/karpathy/nanoGPT: a file of uint16, blocks of 256 or 1024, a GPT of the sizes in its
+  configuration files.
+- Images: JPEGs of 320 x 240 in a folder per class, decoded and resized to 224 x 224 by Pillow and flipped; a residual
+  network of 18 layers.
 
-The models are written here in plain torch, and the data are made on the spot. Without an accelerator the models are small.
+The models are written here in plain torch, and the data are made on the spot. Without an accelerator the models are
+small.
 
 Every turn is a process that builds the model, warms it up, and then opens the loader. It reports:
 
 - *speed*: tokens or images per second.
-- *idle*: the share of time in which the device had nothing to do. On an accelerator, events on its stream measure the time from the end of a step to the
-  arrival of the next batch; on a CPU, it is the time that the loop waited for batches.
+- *idle*: the share of time in which the device had nothing to do. On an accelerator, events on its stream measure the
+  time from the end of a step to the arrival of the next batch; on a CPU, it is the time that the loop waited for
+  batches.
 - *first step*: seconds from opening the loader to the end of the first step.
-- *resume*: seconds that a new process takes, from opening the loader to the first batch, to continue in the middle of an epoch; and whether that
-  batch has the *same bits*, the *same samples* (but other flips), or *others*. A loader without a state is fast-forwarded: it gets the same shuffled batches of
-  indices again, from the right one on.
+- *resume*: seconds that a new process takes, from opening the loader to the first batch, to continue in the middle of
+  an epoch; and whether that batch has the *same bits*, the *same samples* (but other flips), or *others*. A loader
+  without a state is fast-forwarded: it gets the same shuffled batches of indices again, from the right one on.
 
-*No loader* trains on one batch that is on the device already, which is the most that any loader can reach; *get_batch* is nanoGPT's own function. Each loader
-is set up as its documentation recommends; see loader_peers.py. The turns of a round are interleaved, and medians over the rounds are printed. No round begins
-that would end after ``--budget-s``. Loaders that are not installed are named and skipped.
+*No loader* trains on one batch that is on the device already, which is the most that any loader can reach; *get_batch*
+is nanoGPT's own function. Each loader is set up as its documentation recommends; see loader_peers.py. The turns of a
+round are interleaved, and medians over the rounds are printed. No round begins that would end after ``--budget-s``.
+Loaders that are not installed are named and skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +67,7 @@ SEED = 1
 CLASSES = 10
 Batch = tuple[torch.Tensor, ...]  # inputs, targets, the numbers of the samples
 
-# -------------------------------------------------------------------------------------------------------------------------------- the data
+# ------------------------------------------------------------------------------------------------------------- the data
 
 
 class Blocks(Dataset):
@@ -110,14 +117,16 @@ def write_pictures(folder: Path, count: int) -> None:
 
     rng = np.random.default_rng(SEED)
     for number in range(count):
-        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((320, 240), Image.Resampling.BICUBIC)
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(
+            (320, 240), Image.Resampling.BICUBIC
+        )
         noisy = np.asarray(coarse, np.int16) + rng.integers(-16, 17, (240, 320, 3), dtype=np.int16)
         place = folder / str(number % CLASSES)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(place / f"{number:05}.jpg", quality=90)
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ the models
+# ----------------------------------------------------------------------------------------------------------- the models
 
 
 class Layer(nn.Module):
@@ -131,7 +140,9 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, dim=2))
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, dim=2)
+        )
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.mlp(self.between(x))
@@ -163,7 +174,9 @@ class Residual(nn.Module):
             nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
             nn.BatchNorm2d(outside),
         )
-        self.shortcut = nn.Conv2d(inside, outside, 1, stride, bias=False) if stride > 1 or inside != outside else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(inside, outside, 1, stride, bias=False) if stride > 1 or inside != outside else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.path(x) + self.shortcut(x))
@@ -229,7 +242,9 @@ class Run:
         return Pictures(folder, math.ceil(2 * self.half * self.batch_size / self.pictures))
 
 
-def gpt(title: str, batch_size: int, block: int, layers: int, heads: int, width: int, vocabulary: int, half: int = 1000) -> Run:
+def gpt(
+    title: str, batch_size: int, block: int, layers: int, heads: int, width: int, vocabulary: int, half: int = 1000
+) -> Run:
     return Run(title, batch_size, half, lambda: GPT(block, layers, heads, width, vocabulary), block, vocabulary)
 
 
@@ -249,7 +264,7 @@ RUNS = {
     },
 }
 
-# ----------------------------------------------------------------------------------------------------------------------------- the loaders
+# ---------------------------------------------------------------------------------------------------------- the loaders
 
 
 @dataclass(frozen=True)
@@ -331,7 +346,10 @@ def get_batch(task: Task, state: Any) -> Opened:
         while True:
             data = np.memmap(file, np.uint16, "r")
             places = torch.randint(len(data) - block, (task.batch_size,))
-            parts = [torch.stack([torch.from_numpy(data[i + by : i + by + block].astype(np.int64)) for i in places]) for by in (0, 1)]
+            parts = [
+                torch.stack([torch.from_numpy(data[i + by : i + by + block].astype(np.int64)) for i in places])
+                for by in (0, 1)
+            ]
             yield [*(part.pin_memory() if task.pins else part for part in parts), places]
 
     return Opened(batches())
@@ -369,7 +387,9 @@ def stateful_dataloader(task: Task, state: Any) -> Opened:
 def nodes(task: Task, state: Any) -> Opened:
     import torchdata.nodes as tn
 
-    node: Any = tn.Batcher(tn.SamplerWrapper(RandomSampler(task.dataset, generator=seeded())), task.batch_size, drop_last=True)
+    node: Any = tn.Batcher(
+        tn.SamplerWrapper(RandomSampler(task.dataset, generator=seeded())), task.batch_size, drop_last=True
+    )
     node = tn.ParallelMapper(node, Collated(task.dataset), num_workers=task.workers, method="process")
     node = tn.PinMemory(node) if task.pins else node
     loader = tn.Loader(tn.Prefetcher(node, prefetch_factor=2 * task.workers))
@@ -423,7 +443,9 @@ def hugging_face(task: Task, state: Any) -> Opened:
 
     made = {"run": task.run.title, "folder": task.folder, "shards": list(range(64))}
     data = IterableDataset.from_generator(records_of, gen_kwargs=made).shuffle(seed=SEED, buffer_size=100)
-    loader: Any = StatefulDataLoader(data, task.batch_size, num_workers=task.workers, pin_memory=task.pins, drop_last=True)
+    loader: Any = StatefulDataLoader(
+        data, task.batch_size, num_workers=task.workers, pin_memory=task.pins, drop_last=True
+    )
     if state is not None:
         loader.load_state_dict(state)
     return Opened((list(batch.values()) for batch in endlessly(loader)), loader.state_dict)
@@ -440,7 +462,12 @@ def olmo_core(task: Task, state: Any) -> Opened:
 
     row = task.run.block + 1
     data = NumpyFSLDataset(
-        task.folder / "train.bin", sequence_length=row, pad_token_id=0, eos_token_id=0, vocab_size=task.run.vocabulary, dtype=np.uint16
+        task.folder / "train.bin",
+        sequence_length=row,
+        pad_token_id=0,
+        eos_token_id=0,
+        vocab_size=task.run.vocabulary,
+        dtype=np.uint16,
     )
     data.work_dir = task.folder / "olmo"
     data.prepare()
@@ -515,14 +542,16 @@ WITHOUT_WORKERS = (NO_LOADER, "get_batch")
 
 def version(name: str) -> str | None:
     """None if the loader is not installed."""
-    if any(importlib.util.find_spec(module.partition(".")[0].partition(":")[0]) is None for module in PEERS[name].modules):
+    if any(
+        importlib.util.find_spec(module.partition(".")[0].partition(":")[0]) is None for module in PEERS[name].modules
+    ):
         return None
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(PEERS[name].package)
     return "from the path"
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- the turns
+# ------------------------------------------------------------------------------------------------------------ the turns
 
 
 def tensors(batch: Any, device: torch.device) -> Batch:
@@ -598,9 +627,16 @@ def train(peer: str, task: Task, seconds: float) -> dict[str, Any]:
     took = time.perf_counter() - begin
     idle = waited / took
     if task.device.type != "cpu":
-        idle = sum(end.elapsed_time(start) for (_, end), (start, _) in itertools.pairwise(marks)) / marks[0][1].elapsed_time(marks[-1][1])
+        gaps_ms = sum(end.elapsed_time(start) for (_, end), (start, _) in itertools.pairwise(marks))
+        idle = gaps_ms / marks[0][1].elapsed_time(marks[-1][1])
     opened.close()
-    return {"speed": count / took, "idle": idle, "waited": waited / took, "steps": len(marks) - 1, "first_step_s": first_step_s}
+    return {
+        "speed": count / took,
+        "idle": idle,
+        "waited": waited / took,
+        "steps": len(marks) - 1,
+        "first_step_s": first_step_s,
+    }
 
 
 def values(batch: Any) -> list[np.ndarray]:
@@ -631,7 +667,9 @@ def resume(peer: str, task: Task, file: Path) -> dict[str, Any]:
     return {"resume_s": took, "resumed": "same bits" if all(same) else "same samples" if same[-1] else "others"}
 
 
-def in_child(function: Callable[..., dict[str, Any]], peer: str, *arguments: Any, timeout_s: float = 60) -> dict[str, Any]:
+def in_child(
+    function: Callable[..., dict[str, Any]], peer: str, *arguments: Any, timeout_s: float = 60
+) -> dict[str, Any]:
     """What it returns in a forked process that has imported the loader. Nothing of the process survives."""
     fork = multiprocessing.get_context("fork")
     read, write = fork.Pipe(duplex=False)
@@ -664,7 +702,7 @@ def in_child(function: Callable[..., dict[str, Any]], peer: str, *arguments: Any
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- the report
+# ----------------------------------------------------------------------------------------------------------- the report
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -696,11 +734,16 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
                 task = Task(runs[name], folder / name, workers, device)
                 row = in_child(train, peer, task, options.seconds)
                 if PEERS[peer].resumes:
-                    file, here = folder / f"{name} {peer} {workers}.state", Task(runs[name], folder / name, workers, torch.device("cpu"))
+                    file, here = (
+                        folder / f"{name} {peer} {workers}.state",
+                        Task(runs[name], folder / name, workers, torch.device("cpu")),
+                    )
                     saved = {} if file.exists() else in_child(save, peer, here, file)
                     row |= in_child(resume, peer, here, file) if file.exists() else {"resumed": saved.get("error", "")}
                 rows[turn].append(row)
-                print(f"{time.monotonic() - begin:4.0f} s  {name}, {peer}, {workers}: {row}", file=sys.stderr, flush=True)
+                print(
+                    f"{time.monotonic() - begin:4.0f} s  {name}, {peer}, {workers}: {row}", file=sys.stderr, flush=True
+                )
             rounds += 1
             longest = max(longest, time.monotonic() - start)
     machine = {
@@ -721,7 +764,10 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
             name: {"title": run.title, "unit": run.unit, "batch_size": run.batch_size, "half_an_epoch": run.half}
             for name, run in runs.items()
         },
-        "turns": [{"run": name, "loader": peer, "workers": workers, "rounds": found} for (name, peer, workers), found in rows.items()],
+        "turns": [
+            {"run": name, "loader": peer, "workers": workers, "rounds": found}
+            for (name, peer, workers), found in rows.items()
+        ],
     }
 
 
@@ -735,17 +781,28 @@ def tables(figures: dict[str, Any]) -> str:
     machine = figures["machine"]
     versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     lines = [
-        f"{figures['date']}; {machine['device']}, {machine['cpus']} cores with a load of {machine['load_before']:.1f} before, Python {machine['python']}, NumPy {machine['numpy']}; {versions}.",
-        f"Medians of {figures['rounds']} rounds with turns of {figures['seconds']:g} s; {figures['minutes']:.1f} minutes.",
+        (
+            f"{figures['date']}; {machine['device']}, {machine['cpus']} cores with a load of "
+            f"{machine['load_before']:.1f} before, Python {machine['python']}, NumPy {machine['numpy']}; {versions}."
+        ),
+        (
+            f"Medians of {figures['rounds']} rounds with turns of {figures['seconds']:g} s; {figures['minutes']:.1f} "
+            f"minutes."
+        ),
     ]
     for name, run in figures["runs"].items():
         turns = [turn for turn in figures["turns"] if turn["run"] == name]
         bound = next((median(turn["rounds"], "speed") for turn in turns if turn["loader"] == NO_LOADER), None)
         if not turns:
             continue
-        lines += ["", f"**{run['title']}**, batches of {run['batch_size']}; resumed after {run['half_an_epoch']} batches.", ""]
+        lines += [
+            "",
+            f"**{run['title']}**, batches of {run['batch_size']}; resumed after {run['half_an_epoch']} batches.",
+            "",
+        ]
         lines.append(
-            f"| | workers | {run['unit']}/s | of no loader | device idle | first step, s | resume, s | next batch |\n|---|---|---|---|---|---|---|---|"
+            f"| | workers | {run['unit']}/s | of no loader | device idle | first step, s | resume, s | next batch |\n"
+            f"|---|---|---|---|---|---|---|---|"
         )
         for turn in turns:
             rounds = turn["rounds"]
@@ -765,7 +822,9 @@ def tables(figures: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=lambda text: [int(part) for part in text.split(",")], help="a number, or several, as in 8,14")
+    parser.add_argument(
+        "--workers", type=lambda text: [int(part) for part in text.split(",")], help="a number, or several, as in 8,14"
+    )
     parser.add_argument("--seconds", type=float, default=2, help="of a turn, after the first four steps")
     parser.add_argument("--rounds", type=int, default=5, help="at most")
     parser.add_argument("--budget-s", type=float, default=330)
@@ -779,7 +838,11 @@ def main() -> None:
     if options.figures:
         print(tables(json.loads(options.figures.read_text())))
         return
-    named = torch.accelerator.current_accelerator() if options.device == "auto" and torch.accelerator.is_available() else options.device
+    named = (
+        torch.accelerator.current_accelerator()
+        if options.device == "auto" and torch.accelerator.is_available()
+        else options.device
+    )
     device = torch.device("cpu" if named == "auto" else named)
     options.workers = options.workers or [2 if (os.cpu_count() or 1) < 8 else 8]
     figures = measure(options, device)

@@ -1,12 +1,17 @@
-"""nanochat's loader beside penstock, on the same texts with the same tokenizer: texts in Parquet, tokenised and packed into full rows.
+"""nanochat's loader beside penstock, on the same texts with the same tokenizer: texts in Parquet, tokenised and packed
+into full rows.
 
-    python language_model.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]     # needs: pip install 'torch-penstock[formats]' tokenizers
+    python language_model.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]
+    # needs: pip install 'torch-penstock[formats]' tokenizers
 
-``--nanochat`` is a checkout of https://github.com/karpathy/nanochat; without it, that row is left out. The texts are the sources of Python's standard library, cut to lengths that are
-lognormal, with a median of 2 KB; the tokenizer is trained on them. Each loader runs in a process of its own, in turns, and the consumer does nothing. Everybody may use two
-tokenizer threads at a time: one process with two, or two processes with one each. *No loader* is the same tokenizer and the same packing in two processes that keep nothing.
+``--nanochat`` is a checkout of https://github.com/karpathy/nanochat; without it, that row is left out. The texts are
+the sources of Python's standard library, cut to lengths that are lognormal, with a median of 2 KB; the tokenizer is
+trained on them. Each loader runs in a process of its own, in turns, and the consumer does nothing. Everybody may use
+two tokenizer threads at a time: one process with two, or two processes with one each. *No loader* is the same tokenizer
+and the same packing in two processes that keep nothing.
 
-``--resume`` measures how long the first batch takes at 10, 50 and 90 % of a shard, without bookmarks, beside what reading that part of a shard takes.
+``--resume`` measures how long the first batch takes at 10, 50 and 90 % of a shard, without bookmarks, beside what
+reading that part of a shard takes.
 """
 
 from __future__ import annotations
@@ -46,15 +51,22 @@ CONTEXT, BATCH_SIZE, WINDOW, VOCABULARY = 2048, 8, 1000, 16384
 
 def write_corpus(folder: Path, files: int = 9, texts: int = 10_000) -> None:
     """Parquet files with row groups of 1000 texts, and a tokenizer; nanochat keeps the last file for validation."""
-    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")) + sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-t]*/*.py"))
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")) + sorted(
+        Path(sysconfig.get_paths()["stdlib"]).glob("[a-t]*/*.py")
+    )
     prose = "\n".join(path.read_text(errors="replace") for path in sources if "site-packages" not in str(path))
     generator = np.random.default_rng(0)
     lengths = generator.lognormal(np.log(2000), 0.9, (files, texts)).astype(int) + 20
     starts = generator.integers(0, len(prose) - lengths.max(), (files, texts))
     (folder / "base_data_climbmix").mkdir(parents=True)
     for number in range(files):
-        cuts = [prose[start : start + length] for start, length in zip(starts[number].tolist(), lengths[number].tolist(), strict=True)]
-        pq.write_table(pa.table({"text": cuts}), folder / f"base_data_climbmix/shard_{number:05}.parquet", row_group_size=1000)
+        cuts = [
+            prose[start : start + length]
+            for start, length in zip(starts[number].tolist(), lengths[number].tolist(), strict=True)
+        ]
+        pq.write_table(
+            pa.table({"text": cuts}), folder / f"base_data_climbmix/shard_{number:05}.parquet", row_group_size=1000
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.train_from_iterator(
@@ -83,7 +95,8 @@ def by_nanochat(folder: Path) -> Iterator[Any]:
             return 0
 
         def encode(self, texts: list[str], prepend: int, num_threads: int) -> list[list[int]]:
-            return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]  # which prepends it, in threads of its own
+            # which prepends it, in threads of its own
+            return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
 
     for inputs, _ in tokenizing_distributed_data_loader_bos_bestfit(
         Adapted(), BATCH_SIZE, CONTEXT, "train", device="cpu", buffer_size=WINDOW
@@ -92,7 +105,9 @@ def by_nanochat(folder: Path) -> Iterator[Any]:
 
 
 def by_penstock(folder: Path, **options: Any) -> Iterator[Any]:
-    data = penstock.formats.parquet(files_in(folder), ["text"], unit="file", epoch_size=10_000, steps=steps(folder), bookmarks=False)
+    data = penstock.formats.parquet(
+        files_in(folder), ["text"], unit="file", epoch_size=10_000, steps=steps(folder), bookmarks=False
+    )
     loader = penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=1, **options)
     while True:
         for batch in loader:
@@ -104,7 +119,11 @@ def alone(folder: Path, part: int, parts: int) -> Iterator[Any]:
     tokenize, pack = steps(folder)
     while True:
         for file in files_in(folder)[part::parts]:
-            rows = ({"text": text} for batch in pq.ParquetFile(file).iter_batches(1024) for text in batch["text"].to_pylist())
+            rows = (
+                {"text": text}
+                for batch in pq.ParquetFile(file).iter_batches(1024)
+                for text in batch["text"].to_pylist()
+            )
             done = 0
             for done, _ in enumerate(pack(tokenize(rows)), 1):
                 if not done % BATCH_SIZE:
@@ -117,7 +136,11 @@ LOADERS: dict[str, tuple[int, Callable[..., Iterator[Any]], dict[str, Any]]] = {
     "nanochat": (2, by_nanochat, {}),
     "penstock, inline": (2, by_penstock, {}),
     "penstock, threads": (2, by_penstock, {"num_workers": 2, "method": "thread"}),
-    "penstock, processes": (1, by_penstock, {"num_workers": 2, "multiprocessing_context": "fork", "prefetch_factor": 16}),
+    "penstock, processes": (
+        1,
+        by_penstock,
+        {"num_workers": 2, "multiprocessing_context": "fork", "prefetch_factor": 16},
+    ),
 }
 """For each the tokenizer threads of a process, how to open it, and with what."""
 
@@ -154,15 +177,22 @@ def _part(folder: Path, part: int, seconds: float) -> float:
 
 def cpu_s() -> float:
     """Of this process and of those of its children that have ended."""
-    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def resumed(folder: Path) -> None:
-    """How long the first batch takes after a resume in a shard, and what it takes to tokenise and pack that part of one."""
+    """How long the first batch takes after a resume in a shard, and what it takes to tokenise and pack that part of
+    one.
+    """
     file = files_in(folder)[0]
 
     def built() -> penstock.Loader:
-        data = penstock.formats.parquet(file, ["text"], unit="file", lanes=1, epoch_size=100_000, steps=steps(folder), bookmarks=False)
+        data = penstock.formats.parquet(
+            file, ["text"], unit="file", lanes=1, epoch_size=100_000, steps=steps(folder), bookmarks=False
+        )
         return penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, seed=1)
 
     tokenize, pack = steps(folder)
@@ -204,16 +234,25 @@ def main() -> None:
             for loader, (threads, _, _) in LOADERS.items():
                 if loader == "nanochat" and not options.nanochat:
                     continue
-                own = {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true", "NANOCHAT_BASE_DIR": name, "PYTHONPATH": path}
+                own = {
+                    "RAYON_NUM_THREADS": str(threads),
+                    "TOKENIZERS_PARALLELISM": "true",
+                    "NANOCHAT_BASE_DIR": name,
+                    "PYTHONPATH": path,
+                }
                 command = [sys.executable, __file__, "--seconds", str(options.seconds), "--one", loader, name]
-                out = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **own}, timeout=600).stdout
+                out = subprocess.run(
+                    command, check=True, capture_output=True, text=True, env={**os.environ, **own}, timeout=600
+                ).stdout
                 found.setdefault(loader, []).append(json.loads(out.splitlines()[-1]))
         reference = "nanochat" if options.nanochat else "no loader, one process"
         print(f"| | tokens/s | times {reference} | of no loader, two processes | cores |\n|---|---|---|---|---|")
         for loader, runs in found.items():
             speeds = [run["tokens_s"] for run in runs]
             ratios = [
-                statistics.median(speed / other["tokens_s"] for speed, other in zip(speeds, found[against], strict=True))
+                statistics.median(
+                    speed / other["tokens_s"] for speed, other in zip(speeds, found[against], strict=True)
+                )
                 for against in (reference, "no loader, two processes")
             ]
             cores = statistics.median(run["cores"] for run in runs)

@@ -2,17 +2,18 @@
 
 Other loaders are set up as their own documentation recommends, with about two batches in progress per worker:
 
-- DataLoader, and its drop-in StatefulDataLoader. At the ends of epochs also with ``persistent_workers``, and as a "kept iterator" over a
-  batch sampler that never ends, as in the multi-epoch loader of timm.
-- torchdata.nodes: the graph of its migration guide, SamplerWrapper, Batcher, ParallelMapper over whole batches, Prefetcher, Loader.
-- Grain: source, seed, shuffle, batch, repeat. `ReadOptions` recommends 0 threads for data in memory ("inline"), and inside worker processes,
-  which are parallel already. Its worker processes are always spawned.
-- SPDL: a continuous source of batches of indices, whole batches in the pool, the thread queue at the sink; processes are a region of the
-  pipeline, as recommended for work that holds Python's lock. Batches are NumPy arrays, or tensors if 1 MB or more crosses to another
-  process, because tensors travel in shared memory.
+- DataLoader, and its drop-in StatefulDataLoader. At the ends of epochs also with ``persistent_workers``, and as a "kept
+  iterator" over a batch sampler that never ends, as in the multi-epoch loader of timm.
+- torchdata.nodes: the graph of its migration guide, SamplerWrapper, Batcher, ParallelMapper over whole batches,
+  Prefetcher, Loader.
+- Grain: source, seed, shuffle, batch, repeat. `ReadOptions` recommends 0 threads for data in memory ("inline"), and
+  inside worker processes, which are parallel already. Its worker processes are always spawned.
+- SPDL: a continuous source of batches of indices, whole batches in the pool, the thread queue at the sink; processes
+  are a region of the pipeline, as recommended for work that holds Python's lock. Batches are NumPy arrays, or tensors
+  if 1 MB or more crosses to another process, because tensors travel in shared memory.
 
-If the work is waiting, the threads of nodes, Grain and SPDL read samples, not batches, concurrently, as their documentation shows for
-I/O, and Grain has 2 processes of 16 threads each.
+If the work is waiting, the threads of nodes, Grain and SPDL read samples, not batches, concurrently, as their
+documentation shows for I/O, and Grain has 2 processes of 16 threads each.
 
 Everyone decodes images with Pillow: SPDL's own decoder would be other work.
 """
@@ -41,7 +42,7 @@ SEED = 1
 LARGE_BATCH = 2**20  # bytes
 
 
-# ---------------------------------------------------------------------------------------------------------------------- the workloads
+# -------------------------------------------------------------------------------------------------------- the workloads
 
 
 class Rows(Dataset):
@@ -110,7 +111,10 @@ class Table:
 
 
 class Photos:
-    """JPEGs in memory, decoded without Python's lock. Smooth patterns with noise, because pure noise does not compress."""
+    """JPEGs in memory, decoded without Python's lock.
+
+    Smooth patterns with noise, because pure noise does not compress.
+    """
 
     def __init__(self, side: int, distinct: int = 64) -> None:
         from PIL import Image
@@ -118,7 +122,9 @@ class Photos:
         self.files = []
         rng = np.random.default_rng(SEED)
         for _ in range(distinct):
-            coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+            coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize(
+                (side, side), Image.Resampling.BICUBIC
+            )
             noisy = np.asarray(coarse, dtype=np.float32) + rng.normal(0, 12, (side, side, 3))
             file = io.BytesIO()
             Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
@@ -150,7 +156,9 @@ class Augmented(Photos):
 
 
 class DecodedTogether(Dataset):
-    """The JPEGs of `Photos`, 375 x 300, decoded and resized to (batch, 224, 224, 3) by SPDL's native decoder, a batch at a time. It needs FFmpeg."""
+    """The JPEGs of `Photos`, 375 x 300, decoded and resized to (batch, 224, 224, 3) by SPDL's native decoder, a batch
+    at a time. It needs FFmpeg.
+    """
 
     def __init__(self, length: int) -> None:
         import spdl.io
@@ -241,7 +249,8 @@ class Workload:
         waits: ``workers`` is how many samples may wait at the same time.
         turn: Seconds of a turn, as a multiple of ``--seconds``: more if few batches are done in that time.
         copies: Whether the consumer copies each batch into memory of its own.
-        ends: Whether the ends of epochs are part of what is measured; otherwise the first batches of an epoch are left out.
+        ends: Whether the ends of epochs are part of what is measured; otherwise the first batches of an epoch are left
+            out.
     """
 
     title: str
@@ -266,34 +275,56 @@ NATIVE = "native"
 WORKLOADS = {
     "rows": Workload("tiny rows, 32 float32", Rows, 96_000),
     "epochs": Workload("the same, in epochs of 50 batches", Rows, 3200, turn=1.5, ends=True),
-    "tensors": Workload("the same, in a TensorDataset", lambda length: TensorDataset(torch.from_numpy(Rows(length).rows)), 96_000),
+    "tensors": Workload(
+        "the same, in a TensorDataset", lambda length: TensorDataset(torch.from_numpy(Rows(length).rows)), 96_000
+    ),
     "table": Workload("dicts of 40 Python numbers, batches of 256", lambda length: Made(length, Table()), 256_000, 256),
-    "text": Workload("32 to 512 tokens, padded by collate_fn, batches of 32", lambda length: Made(length, Tokens()), 64_000, 32, pad),
+    "text": Workload(
+        "32 to 512 tokens, padded by collate_fn, batches of 32", lambda length: Made(length, Tokens()), 64_000, 32, pad
+    ),
     "decode": Workload("JPEG, decoded to 3 x 224 x 224 uint8", lambda length: Made(length, Photos(224)), turn=1.5),
-    "augment": Workload("JPEG, decoded, cropped, flipped, as float32", lambda length: Made(length, Augmented(256)), turn=1.5),
-    NATIVE: Workload("JPEG, decoded and resized by a native decoder of batches", DecodedTogether, collate=together, turn=1.5),
+    "augment": Workload(
+        "JPEG, decoded, cropped, flipped, as float32", lambda length: Made(length, Augmented(256)), turn=1.5
+    ),
+    NATIVE: Workload(
+        "JPEG, decoded and resized by a native decoder of batches", DecodedTogether, collate=together, turn=1.5
+    ),
     "python": Workload("1 ms of pure Python, batches of 16", lambda length: Made(length, looped), 64_000, 16, turn=1.5),
     "large": Workload(
-        "batches of 38 MB, copied once by the consumer", lambda length: Made(length, Planes()), 12_800, turn=1.5, copies=True
+        "batches of 38 MB, copied once by the consumer",
+        lambda length: Made(length, Planes()),
+        12_800,
+        turn=1.5,
+        copies=True,
     ),
-    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, waits=True, turn=5),
+    "waiting": Workload(
+        "5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, waits=True, turn=5
+    ),
     **{
-        f"fields {n}": Workload(f"dicts of three small fields, batches of {n}", lambda length: Made(length, fields), 2000 * n, n)
+        f"fields {n}": Workload(
+            f"dicts of three small fields, batches of {n}", lambda length: Made(length, fields), 2000 * n, n
+        )
         for n in (1, 4, 16, 64)
     },
     **{
-        f"tokens {n}": Workload(f"dicts of three rows of 512 tokens, batches of {n}", lambda length: Made(length, tokenized), 2000 * n, n)
+        f"tokens {n}": Workload(
+            f"dicts of three rows of 512 tokens, batches of {n}", lambda length: Made(length, tokenized), 2000 * n, n
+        )
         for n in (4, 16)
     },
     "list": Workload("numbers, batches of 8, collate_fn=list", lambda length: Made(length, int), 16_000, 8, list),
     "detection": Workload(
-        "dicts of three small fields, lists of 4 by a collate_fn", lambda length: Made(length, fields), 8000, 4, of_detection
+        "dicts of three small fields, lists of 4 by a collate_fn",
+        lambda length: Made(length, fields),
+        8000,
+        4,
+        of_detection,
     ),
     NOTHING: Workload("nothing is loaded", lambda _: Nothing(), collate=first),
 }
 
 
-# ------------------------------------------------------------------------------------------------------------------------ the loaders
+# ---------------------------------------------------------------------------------------------------------- the loaders
 
 
 @dataclass(frozen=True)
@@ -332,7 +363,8 @@ class Task:
 class Opened:
     """A common interface: ``epoch()`` iterates over the next epoch, ``close()`` shuts the loader down.
 
-    Work without a loader has no batches. It has ``finished``, an array with a row per worker: how many samples, and when.
+    Work without a loader has no batches. It has ``finished``, an array with a row per worker: how many samples, and
+    when.
     """
 
     epoch: Callable[[], Iterator[Any]]
@@ -384,7 +416,9 @@ def torch_loader(task: Task, method: str, *, stateful: bool = False, **options: 
     if "batch_sampler" not in options:
         options |= {"batch_size": task.batch_size, "shuffle": True, "generator": seeded()}
     context = "fork" if workers else None
-    loader = kind(task.dataset, num_workers=workers, collate_fn=task.own_collate, multiprocessing_context=context, **options)
+    loader = kind(
+        task.dataset, num_workers=workers, collate_fn=task.own_collate, multiprocessing_context=context, **options
+    )
     return Opened(lambda: iter(loader))
 
 
@@ -399,10 +433,16 @@ def nodes(task: Task, method: str) -> Opened:
     import torchdata.nodes as tn
 
     method = {"threads": "thread", "processes": "process"}[method]
-    parallel = {"num_workers": task.workers, "method": method, "multiprocessing_context": "fork" if method == "process" else None}
+    parallel = {
+        "num_workers": task.workers,
+        "method": method,
+        "multiprocessing_context": "fork" if method == "process" else None,
+    }
     node = tn.SamplerWrapper(RandomSampler(task.dataset, generator=seeded()))
     if task.waiting and method == "thread":
-        node = tn.Batcher(tn.ParallelMapper(node, task.dataset.__getitem__, **parallel), task.batch_size, drop_last=False)
+        node = tn.Batcher(
+            tn.ParallelMapper(node, task.dataset.__getitem__, **parallel), task.batch_size, drop_last=False
+        )
         node = tn.Prefetcher(tn.Mapper(node, task.workload.collate), prefetch_factor=4)
     else:
         node = tn.Batcher(node, task.batch_size, drop_last=False)
@@ -414,7 +454,9 @@ def nodes(task: Task, method: str) -> Opened:
 
 def as_arrays(collate: Callable[[list[Any]], Any], rows: list[Any]) -> Any:
     """What ``collate`` returns, with arrays for tensors."""
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, collate(rows))
+    return torch.utils._pytree.tree_map(
+        lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, collate(rows)
+    )
 
 
 def grain(task: Task, method: str) -> Opened:
@@ -427,12 +469,16 @@ def grain(task: Task, method: str) -> Opened:
     processes = (2 if task.waiting else task.workers) if method == "processes" else 0
     if task.waiting:
         threads = task.workers // max(processes, 1)
-        read = ReadOptions(num_threads=threads, prefetch_buffer_size=2 * task.batch_size)  # Grain scans the whole buffer for every sample
+        # Grain scans the whole buffer for every sample
+        read = ReadOptions(num_threads=threads, prefetch_buffer_size=2 * task.batch_size)
         data = shuffled.repeat().to_iter_dataset(read).batch(task.batch_size, batch_fn=batch_fn)
         if not processes:
-            data = ThreadPrefetchIterDataset(data, prefetch_buffer_size=2)  # otherwise the consumer's thread would make the batches
+            # otherwise the consumer's thread would make the batches
+            data = ThreadPrefetchIterDataset(data, prefetch_buffer_size=2)
     else:
-        read = ReadOptions(num_threads=task.workers if method == "threads" else 0, prefetch_buffer_size=2 * task.workers)
+        read = ReadOptions(
+            num_threads=task.workers if method == "threads" else 0, prefetch_buffer_size=2 * task.workers
+        )
         data = shuffled.batch(task.batch_size, batch_fn=batch_fn).repeat().to_iter_dataset(read)
     if processes:
         data = data.mp_prefetch(MultiprocessingOptions(num_workers=processes, per_worker_buffer_size=2))
@@ -453,7 +499,9 @@ def spdl(task: Task, method: str) -> Opened:
     builder = PipelineBuilder()
     if method == "processes":
         pool = ProcessPoolExecutorConfig(max_workers=task.workers, mp_context="fork")
-        builder.add_source(index_batches(task), continuous=True).to(pool).pipe(Collated(task.dataset, collate)).to(MAIN_PROCESS)
+        builder.add_source(index_batches(task), continuous=True).to(pool).pipe(Collated(task.dataset, collate)).to(
+            MAIN_PROCESS
+        )
     elif task.waiting:
         builder.add_source(RandomSampler(task.dataset, generator=seeded()), continuous=True)
         builder.pipe(task.dataset.__getitem__, concurrency=task.workers).aggregate(task.batch_size).pipe(collate)
@@ -470,7 +518,10 @@ def ours(task: Task, method: str) -> Opened:
     """penstock, through its public API."""
     import penstock
 
-    options = {"num_workers": 0 if method == "inline" else task.workers, "method": "process" if method == "processes" else "thread"}
+    options = {
+        "num_workers": 0 if method == "inline" else task.workers,
+        "method": "process" if method == "processes" else "thread",
+    }
     if method == "processes":
         options["multiprocessing_context"] = "fork"
     if isinstance(task.dataset, Nothing):
@@ -506,7 +557,9 @@ def load_only(task: Task, method: str) -> Opened:
 
     def load() -> Iterator[None]:
         for indices in Repeated(index_batches(task)):
-            task.dataset.__getitems__(indices) if hasattr(task.dataset, "__getitems__") else [task.dataset[index] for index in indices]
+            task.dataset.__getitems__(indices) if hasattr(task.dataset, "__getitems__") else [
+                task.dataset[index] for index in indices
+            ]
             yield None
 
     return Opened(load)
@@ -540,16 +593,22 @@ class Loader:
 NO_LOADER, OURS, REFERENCE = "no loader", "penstock", "DataLoader"
 LOAD_ONLY, INDEX_LEVEL = "load only", "index level"
 LOADERS = {
-    NO_LOADER: Loader(no_loader, ("threads", "processes"), tuple(name for name in WORKLOADS if name not in ("epochs", NOTHING))),
+    NO_LOADER: Loader(
+        no_loader, ("threads", "processes"), tuple(name for name in WORKLOADS if name not in ("epochs", NOTHING))
+    ),
     REFERENCE: Loader(torch_loader, ("inline", "processes"), tuple(WORKLOADS)),
-    "DataLoader persistent": Loader(functools.partial(torch_loader, persistent_workers=True), ("processes",), ("epochs",)),
+    "DataLoader persistent": Loader(
+        functools.partial(torch_loader, persistent_workers=True), ("processes",), ("epochs",)
+    ),
     "DataLoader kept": Loader(kept_iterator, ("inline", "processes"), ("epochs",)),
     "StatefulDataLoader": Loader(functools.partial(torch_loader, stateful=True), ("inline", "processes")),
     "torchdata.nodes": Loader(nodes, ("threads", "processes")),
     "Grain": Loader(grain),
     "SPDL": Loader(spdl, ("threads", "processes")),
     OURS: Loader(ours, workloads=tuple(WORKLOADS)),
-    LOAD_ONLY: Loader(load_only, ("inline",), tuple(name for name in WORKLOADS if name not in ("epochs", "waiting", NOTHING))),
+    LOAD_ONLY: Loader(
+        load_only, ("inline",), tuple(name for name in WORKLOADS if name not in ("epochs", "waiting", NOTHING))
+    ),
     INDEX_LEVEL: Loader(index_level, ("inline",), (NOTHING,)),
 }
 

@@ -1,19 +1,20 @@
 """Data loaders side by side: samples per second, CPU time, and the first batch, each against the work without a loader.
 
-    python loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--workers 2] [--quick]
-                                [--json FILE] [--docs PAGE]
+    python loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--workers 2]
+                                [--quick] [--json FILE] [--docs PAGE]
     python loaders.py --check                   one epoch of everything: shapes, types, and each sample once
     python loaders.py --summary FILE FILE ...   whether runs at different hours agree
     python loaders.py --from FILE --docs PAGE   the tables of an earlier run
 
 The workloads and the loaders' settings are in loader_peers.py, the statistics and the tables in tables.py.
 
-In each round every loader starts afresh, in a process of its own. Then they take turns: one runs, the others are stopped with all of their
-workers (SIGSTOP), so every loader sees the same minutes of a machine whose clock and neighbours wander. Loaders are compared turn by turn.
-While all are stopped, the CPU time that the machine spends nevertheless is somebody else's; it is printed beside each table.
+In each round every loader starts afresh, in a process of its own. Then they take turns: one runs, the others are
+stopped with all of their workers (SIGSTOP), so every loader sees the same minutes of a machine whose clock and
+neighbours wander. Loaders are compared turn by turn. While all are stopped, the CPU time that the machine spends
+nevertheless is somebody else's; it is printed beside each table.
 
-"no loader" is the work alone, load and collate, in as many threads or processes as there are workers. It makes new memory for each batch,
-so a loader that recycles memory may be faster.
+"no loader" is the work alone, load and collate, in as many threads or processes as there are workers. It makes new
+memory for each batch, so a loader that recycles memory may be faster.
 """
 
 from __future__ import annotations
@@ -42,16 +43,37 @@ import numpy as np
 import psutil
 import tables as tables
 import torch
-from loader_peers import LOAD_ONLY, LOADERS, NATIVE, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
+from loader_peers import (
+    LOAD_ONLY,
+    LOADERS,
+    NATIVE,
+    NO_LOADER,
+    NOTHING,
+    WORKLOADS,
+    Opened,
+    Task,
+    Workload,
+    build,
+    copier,
+    names_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MODULES = ("PIL.Image", "grain", "grain.experimental", "penstock", "spdl.pipeline", "torchdata.nodes", "torchdata.stateful_dataloader")
+MODULES = (
+    "PIL.Image",
+    "grain",
+    "grain.experimental",
+    "penstock",
+    "spdl.pipeline",
+    "torchdata.nodes",
+    "torchdata.stateful_dataloader",
+)
 PACKAGES = ("torch", "torchdata", "grain", "spdl", "torch-penstock", "numpy", "pillow")
 
 
-# ------------------------------------------------------------------------------------------------------ in a process of its own: a loader
+# ------------------------------------------------------------------------------------ in a process of its own: a loader
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -124,7 +146,9 @@ class Running:
 
 
 def serve(name: str, task: Task, seconds: float, tell: Callable[[dict[str, Any]], None], asked: Iterator[str]) -> None:
-    """Build a loader, tell how long the first batch took, warm up, and measure whenever asked to, stopped in between."""
+    """Build a loader, tell how long the first batch took, warm up, and measure whenever asked to, stopped in
+    between.
+    """
     torch.set_num_threads(1)
     start = time.perf_counter()
     opened = build(name, task)
@@ -159,7 +183,7 @@ def check(name: str, task: Task, tell: Callable[[dict[str, Any]], None]) -> None
     tell({"ok": f"{len(seen)} samples, each once"})
 
 
-# ------------------------------------------------------------------------------------------------------- in the program: turns and tables
+# ------------------------------------------------------------------------------------- in the program: turns and tables
 
 
 class Child:
@@ -220,7 +244,10 @@ class Child:
             return said
         self.stopped()
         after_s, after = self._usage()
-        return said | {"batch_us": 1e6 * (after_s - cpu_s) / said["batches"], "switches": (after - switches) / said["batches"]}
+        return said | {
+            "batch_us": 1e6 * (after_s - cpu_s) / said["batches"],
+            "switches": (after - switches) / said["batches"],
+        }
 
     def stopped(self) -> None:
         """Wait until the process has stopped itself."""
@@ -231,7 +258,8 @@ class Child:
         me = psutil.Process(self.pid)
         for process in (me, *me.children(recursive=True)):
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                cpu_s += time.clock_gettime((~process.pid << 3) | 2)  # the CPU clock of another process, see clock_getcpuclockid(3)
+                # the CPU clock of another process, see clock_getcpuclockid(3)
+                cpu_s += time.clock_gettime((~process.pid << 3) | 2)
                 ended = process.cpu_times()
                 cpu_s += ended.children_user + ended.children_system
                 for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
@@ -245,7 +273,10 @@ class Child:
             os.killpg(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Wait until all of its processes have ended; whoever takes long is told to. Python's resource tracker is not, and frees what is left."""
+        """Wait until all of its processes have ended; whoever takes long is told to.
+
+        Python's resource tracker is not, and frees what is left.
+        """
         for number, patience_s in ((0, 2), (signal.SIGTERM, 10), (signal.SIGKILL, 5)):
             until = time.monotonic() + patience_s
             while self._alive(number) and time.monotonic() < until:
@@ -270,7 +301,13 @@ def busy_cores(seconds: float) -> float:
     before = psutil.cpu_times()
     time.sleep(seconds)
     after = psutil.cpu_times()
-    return sum(getattr(after, kind) - getattr(before, kind) for kind in ("user", "nice", "system", "irq", "softirq", "steal")) / seconds
+    return (
+        sum(
+            getattr(after, kind) - getattr(before, kind)
+            for kind in ("user", "nice", "system", "irq", "softirq", "steal")
+        )
+        / seconds
+    )
 
 
 def wake_up_us(trips: int = 1000, trials: int = 10) -> float:
@@ -336,10 +373,14 @@ class Program:
                 for child in children.values():
                     child.end()
 
-    def _round(self, name: str, task: Task, number: int, names: list[str], children: dict[str, Child], failed: dict[str, str]) -> None:
+    def _round(
+        self, name: str, task: Task, number: int, names: list[str], children: dict[str, Child], failed: dict[str, str]
+    ) -> None:
         seconds = self.options.seconds * task.workload.turn
         for one in names:
-            child = children[one] = Child(lambda tell, asked, one=one: serve(one, task, seconds, tell, asked), self.options.timeout)
+            child = children[one] = Child(
+                lambda tell, asked, one=one: serve(one, task, seconds, tell, asked), self.options.timeout
+            )
             said = child.told()
             if "failed" in said:
                 failed[one] = said["failed"]
@@ -397,9 +438,15 @@ def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--workloads", nargs="+", choices=list(WORKLOADS), default=[name for name in WORKLOADS if name != NATIVE], metavar="NAME"
+        "--workloads",
+        nargs="+",
+        choices=list(WORKLOADS),
+        default=[name for name in WORKLOADS if name != NATIVE],
+        metavar="NAME",
     )
-    parser.add_argument("--loaders", nargs="+", metavar="NAME", help=f"full names, or the part before a comma, of: {', '.join(LOADERS)}")
+    parser.add_argument(
+        "--loaders", nargs="+", metavar="NAME", help=f"full names, or the part before a comma, of: {', '.join(LOADERS)}"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="turns of each loader in a round")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a turn; some workloads take longer ones")
@@ -434,12 +481,14 @@ def main() -> None:
     if options.earlier:
         data = read(options.earlier)
     else:
-        if os.environ.get("OMP_NUM_THREADS") != "1":  # threads of the same library in every loader's workers, and none beside them
+        # threads of the same library in every loader's workers, and none beside them
+        if os.environ.get("OMP_NUM_THREADS") != "1":
             os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"})
         for module in MODULES:  # before the first fork; whoever is not installed fails by name later
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
-        for method in ("thread", "process"):  # import what they take, as the other loaders have done by now; nothing starts
+        # import what they take, as the other loaders have done by now; nothing starts
+        for method in ("thread", "process"):
             importlib.import_module("penstock").Loader.from_dataset([0], 1, num_workers=1, method=method)
         importlib.import_module("penstock._workers.process_pool")  # which the first batch would import
         gc.collect()

@@ -1,14 +1,17 @@
 """Loaders in the same process, in turns: the time of a batch, and what it costs beyond load and collate.
 
     python one_process.py [--workloads text python decode] [--threads 0] [--processes 6] [--turns 10] [--seconds 0.1]
-    python one_process.py --apart [--workloads python]    a process for each: how long the dataset's own function takes there
+    python one_process.py --apart [--workloads python]
+        a process for each: how long the dataset's own function takes there
 
-`loaders.py` gives each loader a process of its own, as a user would. But where a process has its memory decides, for as long as it lives, how fast the
-same JPEG decoder or the same loop in Python runs in it: by up to 16 %. Here the loaders share a process, and there are several. A ratio is the
-median of all turns' ratios, with its 95 % interval; the medians of the processes follow.
+`loaders.py` gives each loader a process of its own, as a user would. But where a process has its memory decides, for as
+long as it lives, how fast the same JPEG decoder or the same loop in Python runs in it: by up to 16 %. Here the loaders
+share a process, and there are several. A ratio is the median of all turns' ratios, with its 95 % interval; the medians
+of the processes follow.
 
-Without threads the other is `DataLoader`, and a time is the thread's CPU time. With threads it is torchdata.nodes, and a time is that of the clock. A turn
-begins when what was loaded ahead is used up, and the next one when the workers have loaded ahead again, so that nobody works in another's turn.
+Without threads the other is `DataLoader`, and a time is the thread's CPU time. With threads it is torchdata.nodes, and
+a time is that of the clock. A turn begins when what was loaded ahead is used up, and the next one when the workers have
+loaded ahead again, so that nobody works in another's turn.
 """
 
 from __future__ import annotations
@@ -93,7 +96,9 @@ def opened(workload: Workload, dataset: Any, threads: int) -> dict[str, Iterator
     shared: dict[str, Any] = {"batch_size": size, "shuffle": True, "drop_last": True, "collate_fn": workload.collate}
     return {
         "bare": bare(dataset, size, workload.collate),
-        OTHERS[threads > 0]: with_nodes(dataset, size, workload.collate, threads) if threads else forever(DataLoader(dataset, **shared)),
+        OTHERS[threads > 0]: with_nodes(dataset, size, workload.collate, threads)
+        if threads
+        else forever(DataLoader(dataset, **shared)),
         "penstock": forever(penstock.Loader.from_dataset(dataset, **shared, num_workers=threads, method="thread")),
     }
 
@@ -115,7 +120,8 @@ def measured(name: str, threads: int, turns: int, seconds: float) -> list[dict[s
     for reader in readers.values():
         for _ in range(20):
             next(reader)
-    orders = (random.Random(turn).sample(list(readers), len(readers)) for turn in range(turns))  # nobody always comes after the same one
+    # nobody always comes after the same one
+    orders = (random.Random(turn).sample(list(readers), len(readers)) for turn in range(turns))
     return [{one: turn_us(readers[one], seconds, threads) for one in order} for order in orders]
 
 
@@ -144,15 +150,23 @@ def main() -> None:
             print(f"{name}: us a sample in the dataset's own function: {', '.join(each)}", flush=True)
         return
     for name in options.workloads:
-        of_each = [in_its_own(measured, name, options.threads, options.turns, options.seconds) for _ in range(options.processes)]
+        of_each = [
+            in_its_own(measured, name, options.threads, options.turns, options.seconds)
+            for _ in range(options.processes)
+        ]
         other = OTHERS[options.threads > 0]
         turns = [turn for process in of_each for turn in process]
         bare_us = statistics.median(turn["bare"] for turn in turns)
-        beyond = (f"{one} {statistics.median(turn[one] - turn['bare'] for turn in turns):.0f}" for one in ("penstock", other))
+        beyond = (
+            f"{one} {statistics.median(turn[one] - turn['bare'] for turn in turns):.0f}" for one in ("penstock", other)
+        )
         print(f"{name}: load and collate {bare_us:.0f} us a batch, beyond that {', '.join(beyond)}")
         ratios = [[turn[other] / turn["penstock"] for turn in process] for process in of_each]
         each = ", ".join(f"{statistics.median(process):.2f}" for process in ratios)
-        print(f"    penstock / {other}: {verdict([ratio for process in ratios for ratio in process])}; by process {each}", flush=True)
+        print(
+            f"    penstock / {other}: {verdict([ratio for process in ratios for ratio in process])}; by process {each}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What workers on a Ray cluster cost, beside the bare actor calls that nobody can do without, in turns, on this machine.
+"""What workers on a Ray cluster cost, beside the bare actor calls that nobody can do without, in turns, on this
+machine.
 
     python examples/benchmarks/ray_workers.py [--repeats 5] [--json FILE]
 
-Two actors, two results on their way for each. *Bare* is a call of an actor that returns the batch as an array, `ray.get`, and one copy of it out of
-Ray's store; *penstock* is the loop over a loader with ``method="ray"``, *processes* the same with worker processes. The samples cost nothing.
+Two actors, two results on their way for each. *Bare* is a call of an actor that returns the batch as an array,
+`ray.get`, and one copy of it out of Ray's store; *penstock* is the loop over a loader with ``method="ray"``,
+*processes* the same with worker processes. The samples cost nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Ours:
 
     def __init__(self, size: str, method: str) -> None:
         began = time.perf_counter()
-        self.loader = penstock.Loader.from_dataset(Batches(SIZES[size]), batch_size=None, num_workers=WORKERS, method=method, infinite=True)
+        self.loader = penstock.Loader.from_dataset(
+            Batches(SIZES[size]), batch_size=None, num_workers=WORKERS, method=method, infinite=True
+        )
         self.batches = iter(self.loader)
         next(self.batches)
         self.first_s = time.perf_counter() - began
@@ -126,7 +130,8 @@ def main() -> None:
         for name in ("bare", "penstock", "processes"):
             one = found[name]
             print(
-                f"{size:>8}  {name:10} {one['ms']:8.2f} ms a batch, {one['cpu_ms']:7.2f} ms of this process's CPU; first after {found['first_s'][name]:.2f} s"
+                f"{size:>8}  {name:10} {one['ms']:8.2f} ms a batch, {one['cpu_ms']:7.2f} ms of this process's CPU; "
+                f"first after {found['first_s'][name]:.2f} s"
             )
         print(f"{size:>8}  penstock / bare: {found['penstock / bare']:.2f}")
     if args.json:

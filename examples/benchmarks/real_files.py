@@ -1,12 +1,13 @@
 """Read the files of a folder with the tool that they are made for and with penstock, and compare the values.
 
-    git clone https://github.com/apache/parquet-testing && git clone https://github.com/apache/arrow-testing
-    git clone https://github.com/webdataset/webdataset && git clone https://github.com/lhotse-speech/lhotse && pip install webdataset
-    python real_files.py parquet-testing arrow-testing webdataset lhotse
+    git clone https://github.com/apache/parquet-testing && git clone https://github.com/apache/arrow-testing git clone
+    https://github.com/webdataset/webdataset && git clone https://github.com/lhotse-speech/lhotse && pip install
+    webdataset python real_files.py parquet-testing arrow-testing webdataset lhotse
 
-Every file is tried as Parquet and as Arrow, by pyarrow; a tar, compressed or not, by webdataset; and a file whose name has ``.json`` in it, line by line, by Python's json. A
-child process does the reading, because a damaged file may end a process, and is replaced when that happens. Exits with 1 if values differ, or if penstock ended the
-process where the other tool did not.
+Every file is tried as Parquet and as Arrow, by pyarrow; a tar, compressed or not, by webdataset; and a file whose name
+has ``.json`` in it, line by line, by Python's json. A child process does the reading, because a damaged file may end a
+process, and is replaced when that happens. Exits with 1 if values differ, or if penstock ended the process where the
+other tool did not.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def by_its_own_tool(kind: str, path: str) -> list[Any]:
         import webdataset
 
         samples = webdataset.WebDataset(path, shardshuffle=False, empty_check=False)
-        return [{key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")} for sample in samples]
+        return [
+            {key: value for key, value in sample.items() if key not in ("__url__", "__local_path__")}
+            for sample in samples
+        ]
     if kind == "jsonl":
         with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as lines:
             return [json.loads(line) for line in lines if line.strip()]
@@ -94,7 +98,12 @@ class Child:
         if self._process is None:
             words = [sys.executable, __file__, "--child"]
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -121,7 +130,9 @@ def main() -> int:
         child()
         return 0
     reading, counts, bad = Child(), Counter[tuple[str, str, str]](), 0
-    for path in sorted(path for folder in words.folders for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts):
+    for path in sorted(
+        path for folder in words.folders for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts
+    ):
         for kind in (kind for kind, parts in READERS.items() if any(part in path.name for part in parts.split("|"))):
             theirs, ours = (reading.ask(kind, str(path), reader) for reader in ("by_its_own_tool", "by_penstock"))
             same = "the same values" if theirs == ours else "other values" if theirs[0] == ours[0] == "read" else ""
@@ -131,7 +142,8 @@ def main() -> int:
             bad += wrong
             if wrong or theirs[0] != ours[0]:
                 print(
-                    f"{'WRONG' if wrong else 'NOTE'} {kind} {path}\n    its own tool {theirs[0]}: {theirs[1]:.300}\n    penstock {ours[0]}: {ours[1]:.300}"
+                    f"{'WRONG' if wrong else 'NOTE'} {kind} {path}\n    its own tool {theirs[0]}: "
+                    f"{theirs[1]:.300}\n    penstock {ours[0]}: {ours[1]:.300}"
                 )
     reading.close()
     for (kind, theirs_, ours_), number in sorted(counts.items()):

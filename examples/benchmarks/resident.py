@@ -32,7 +32,9 @@ class Digits(Dataset):
 
 
 def shifted(batch: list[torch.Tensor], rng: penstock.BatchRng) -> list[torch.Tensor]:
-    """Random augmentation of a whole batch, on its device: shifts every image by up to one pixel, the same on any number of ranks."""
+    """Random augmentation of a whole batch, on its device: shifts every image by up to one pixel, the same on any
+    number of ranks.
+    """
     images, labels = batch
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
     down, right = rng.integers(0, 3, 2).unbind(dim=1)

@@ -2,10 +2,11 @@
 
     python resume.py [--largest 1000000000000] [--peers-to 10000000] [--repeats 5]
 
-Every loader has running workers and has delivered a batch before it gets a state; the clock runs from ``load_state_dict`` to the
-first batch. The dataset is virtual: item i is i. The other loaders are set up as their documentation recommends: StatefulDataLoader with
-shuffle=True (a RandomSampler), torchdata.nodes with a SamplerWrapper over a RandomSampler and a ParallelMapper. Rounds are
-interleaved, and medians are printed. Writes ``resume.png`` into the current folder.
+Every loader has running workers and has delivered a batch before it gets a state; the clock runs from
+``load_state_dict`` to the first batch. The dataset is virtual: item i is i. The other loaders are set up as their
+documentation recommends: StatefulDataLoader with shuffle=True (a RandomSampler), torchdata.nodes with a SamplerWrapper
+over a RandomSampler and a ParallelMapper. Rounds are interleaved, and medians are printed. Writes ``resume.png`` into
+the current folder.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Virtual:
 
 def penstock_loader(n: int, method: str) -> penstock.Loader:
     """penstock, with a keyed permutation as its order."""
-    return penstock.Loader.from_dataset(Virtual(n), batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS, method=method)
+    return penstock.Loader.from_dataset(
+        Virtual(n), batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS, method=method
+    )
 
 
 def penstock_state(loader: penstock.Loader, position: int) -> dict:
@@ -77,7 +80,10 @@ def time_penstock(n: int, method: str) -> Callable[[float], float]:
 
 
 def time_stateful_dataloader(n: int) -> Callable[[float], float]:
-    """The StatefulDataLoader of torchdata. Its state is also made by hand, because a run up to there would take hours."""
+    """The StatefulDataLoader of torchdata.
+
+    Its state is also made by hand, because a run up to there would take hours.
+    """
     loader = StatefulDataLoader(Virtual(n), batch_size=BATCH_SIZE, shuffle=True, num_workers=0)
     iterator = iter(loader)
     next(iterator)
@@ -105,7 +111,9 @@ def time_nodes(n: int) -> Callable[[float], float]:
     dataset = Virtual(n)
     node = tn.Batcher(tn.SamplerWrapper(RandomSampler(range(n))), BATCH_SIZE)
     loader = tn.Loader(
-        tn.ParallelMapper(node, lambda indices: default_collate([dataset[i] for i in indices]), num_workers=WORKERS, method="thread")
+        tn.ParallelMapper(
+            node, lambda indices: default_collate([dataset[i] for i in indices]), num_workers=WORKERS, method="thread"
+        )
     )
     next(iter(loader))
 
@@ -158,7 +166,12 @@ def draw(results: dict[str, dict[tuple[int, float], float]], file: Path) -> None
                 markersize=4,
                 label=f"{name}, at {place:.0%}",
             )
-    axes.set(xscale="log", yscale="log", xlabel="samples in the dataset", ylabel="from load_state_dict to the first batch (ms)")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="samples in the dataset",
+        ylabel="from load_state_dict to the first batch (ms)",
+    )
     axes.set_title("Resuming a shuffled epoch", loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=2)
@@ -185,9 +198,13 @@ def main() -> None:
         for _ in range(1000):
             state = loader.state_dict()
         print(
-            f"\nstate_dict(): {1000 * (time.perf_counter() - start):.0f} us; state: {len(json.dumps(state))} bytes at n = {options.largest:.0e}"
+            f"\nstate_dict(): {1000 * (time.perf_counter() - start):.0f} us; state: {len(json.dumps(state))} bytes at "
+            f"n = {options.largest:.0e}"
         )
-    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB, other loaders included")
+    print(
+        f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB, other loaders "
+        f"included"
+    )
     draw(results, Path("resume.png"))
 
 

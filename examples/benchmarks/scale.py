@@ -1,16 +1,20 @@
-"""How far one loader scales: batches per second against the number of workers, and the price of an index against the number of ranks and shards.
+"""How far one loader scales: batches per second against the number of workers, and the price of an index against the
+number of ranks and shards.
 
-    python scale.py [--workers 1 2 4 8 16 32 64] [--loaders NAME ...] [--sleep-ms 10] [--seconds 1] [--repeats 3] [--json FILE]
+    python scale.py [--workers 1 2 4 8 16 32 64] [--loaders NAME ...] [--sleep-ms 10] [--seconds 1] [--repeats 3]
+    [--json FILE]
 
-Workers: a batch takes its worker ``--sleep-ms``, asleep, so that neither the work nor the number of cores is the limit. What is left is the thread
-that reads the loader: it hands out tasks and takes in batches (8 samples of 256 float32). It does nothing with them. ``share`` is the share of
-``workers / sleep``, ``consumer`` the CPU time of the reading thread per batch, and ``process`` that of its process, with the threads that
-`DataLoader` feeds its workers by (and, for worker threads, with the workers). Loaders take turns; a cell is the median of the repeats.
+Workers: a batch takes its worker ``--sleep-ms``, asleep, so that neither the work nor the number of cores is the limit.
+What is left is the thread that reads the loader: it hands out tasks and takes in batches (8 samples of 256 float32). It
+does nothing with them. ``share`` is the share of ``workers / sleep``, ``consumer`` the CPU time of the reading thread
+per batch, and ``process`` that of its process, with the threads that `DataLoader` feeds its workers by (and, for worker
+threads, with the workers). Loaders take turns; a cell is the median of the repeats.
 
-Ranks: what a rank's index level (order, epochs, ranks, batches of indices) costs per batch of 256, alone in one process that is told its rank and
-the world size. The order is shuffled, and has 2 to the 33 samples.
+Ranks: what a rank's index level (order, epochs, ranks, batches of indices) costs per batch of 256, alone in one process
+that is told its rank and the world size. The order is shuffled, and has 2 to the 33 samples.
 
-Shards: the same for 100,000 shards of 1000 records each, counted or not, with what it takes to begin and how much memory, each in a process of its own.
+Shards: the same for 100,000 shards of 1000 records each, counted or not, with what it takes to begin and how much
+memory, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -56,8 +60,12 @@ class Asleep(Dataset[Any]):
 
 
 def ours(dataset: Asleep, workers: int, method: Any) -> tuple[Iterator[Any], Callable[[], None]]:
-    options: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if method == "ray" else {"multiprocessing_context": "fork"}
-    loader: penstock.Loader[Any] = penstock.Loader.from_dataset(dataset, BATCH_SIZE, num_workers=workers, method=method, **options)
+    options: dict[str, Any] = (
+        {"ray_options": {"num_cpus": 0}} if method == "ray" else {"multiprocessing_context": "fork"}
+    )
+    loader: penstock.Loader[Any] = penstock.Loader.from_dataset(
+        dataset, BATCH_SIZE, num_workers=workers, method=method, **options
+    )
     return iter(loader), loader.close
 
 
@@ -97,9 +105,13 @@ def speed(loader: str, workers: int, sleep_s: float, seconds: float) -> dict[str
 
 
 def index_cost(order: Any, world_size: int, batches: int) -> dict[str, float]:
-    """CPU time of the last rank's index level: per batch, and to resume in the middle of an epoch, with the first batch."""
+    """CPU time of the last rank's index level: per batch, and to resume in the middle of an epoch, with the first
+    batch.
+    """
     cycler = penstock.nodes.Cycler(penstock.nodes.Sampler(order))
-    level: Any = penstock.nodes.Batcher(penstock.nodes.Sharder(cycler, world_size - 1, world_size, tail="drop"), RANK_BATCH_SIZE)
+    level: Any = penstock.nodes.Batcher(
+        penstock.nodes.Sharder(cycler, world_size - 1, world_size, tail="drop"), RANK_BATCH_SIZE
+    )
     level.reset(level.start_of(0))
     for _ in range(64):
         next(level)
@@ -153,7 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[1, 8, 64, 512, 4096])
-    parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=[name for name in LOADERS if not name.endswith("Ray")])
+    parser.add_argument(
+        "--loaders", nargs="+", choices=LOADERS, default=[name for name in LOADERS if not name.endswith("Ray")]
+    )
     parser.add_argument("--sleep-ms", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=1)
     parser.add_argument("--batches", type=int, default=2000, help="batches of indices")
@@ -173,9 +187,16 @@ def main() -> None:
         for workers in args.workers:
             for loader in args.loaders:
                 measured = speed(loader, workers, args.sleep_ms / 1e3, args.seconds)
-                rows.append({"loader": loader, "workers": workers, "repeat": repeat, "load": os.getloadavg()[0], **measured})
+                rows.append(
+                    {"loader": loader, "workers": workers, "repeat": repeat, "load": os.getloadavg()[0], **measured}
+                )
         rows += [
-            {"world_size": size, "repeat": repeat, "load": os.getloadavg()[0], **apart(index_cost, order, size, args.batches)}
+            {
+                "world_size": size,
+                "repeat": repeat,
+                "load": os.getloadavg()[0],
+                **apart(index_cost, order, size, args.batches),
+            }
             for size in args.world_sizes
         ]
         rows += [
@@ -187,27 +208,33 @@ def main() -> None:
         args.json.write_text(json.dumps(rows, indent=1))
 
     print(
-        f"{args.sleep_ms:g} ms asleep a batch, {os.cpu_count()} cores, load {load:.1f} to {os.getloadavg()[0]:.1f}, {args.repeats} repeats\n"
+        f"{args.sleep_ms:g} ms asleep a batch, {os.cpu_count()} cores, load {load:.1f} to {os.getloadavg()[0]:.1f}, "
+        f"{args.repeats} repeats\n"
     )
     print("| workers | loader | batches/s | share | consumer us | process us |\n|---|---|---|---|---|---|")
     for workers in args.workers:
         for loader in args.loaders:
-            one = medians([_numbers(row) for row in rows if (row.get("loader"), row.get("workers")) == (loader, workers)])
+            one = medians(
+                [_numbers(row) for row in rows if (row.get("loader"), row.get("workers")) == (loader, workers)]
+            )
             print(
-                f"| {workers} | {loader} | {one['batches_per_s']:.0f} | {one['share']:.0%} | {one['consumer_us']:.0f} | {one['process_us']:.0f} |"
+                f"| {workers} | {loader} | {one['batches_per_s']:.0f} | {one['share']:.0%} | {one['consumer_us']:.0f} "
+                f"| {one['process_us']:.0f} |"
             )
     print("\n| world size | us per batch of indices | us to jump into an epoch |\n|---|---|---|")
     for world_size in args.world_sizes:
         one = medians([_numbers(row) for row in rows if row.get("world_size") == world_size])
         print(f"| {world_size} | {one['batch_us']:.1f} | {one['jump_us']:.0f} |")
     print(
-        f"\n{SHARDS:,} shards:\n\n| records | world size | us per batch of indices | us to jump | s to begin | MB |\n|---|---|---|---|---|---|"
+        f"\n{SHARDS:,} shards:\n\n| records | world size | us per batch of indices | us to jump | s to begin | MB |\n"
+        f"|---|---|---|---|---|---|"
     )
     for counted in (True, False):
         for size in (1, max(args.world_sizes)):
             one = medians([_numbers(row) for row in rows if (row.get("counted"), row.get("size")) == (counted, size)])
             print(
-                f"| {'counted' if counted else 'not counted'} | {size} | {one['batch_us']:.1f} | {one['jump_us']:.0f} | {one['begin_s']:.2f} | {one['MB']:.0f} |"
+                f"| {'counted' if counted else 'not counted'} | {size} | {one['batch_us']:.1f} | {one['jump_us']:.0f} "
+                f"| {one['begin_s']:.2f} | {one['MB']:.0f} |"
             )
 
 

@@ -1,7 +1,8 @@
 """The loaders that streams.py compares: how each reads tars and lines, writes and mixes token files, stops and resumes.
 
-Everybody is set up as its own documentation says. A loader is a function of the folder with the data; it returns batches without end (X1 to X4, X11), one
-pass after another (X10), an order of sources (X8), or batches of durations for each rank (X9). What is not installed is left out, and said.
+Everybody is set up as its own documentation says. A loader is a function of the folder with the data; it returns
+batches without end (X1 to X4, X11), one pass after another (X10), an order of sources (X8), or batches of durations for
+each rank (X9). What is not installed is left out, and said.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Peer:
     huge: bool = False
 
 
-# ------------------------------------------------------------------------------------------------- X1, X2, X10, X11: samples of tars
+# ------------------------------------------------------------------------------------ X1, X2, X10, X11: samples of tars
 #
-# Each is a function of the folder and returns batches of 64: lists of bytes; or of images, if ``then`` makes one of the bytes.
+# Each is a function of the folder and returns batches of 64: lists of bytes; or of images, if ``then`` makes one of the
+# bytes.
 
 RECORD = 20_000  # bytes in a sample
 SAMPLES = 64  # in a batch
@@ -90,7 +92,9 @@ def pictures(n: int) -> Iterator[bytes]:
 
     generator = np.random.default_rng(SEED)
     for _ in range(n):
-        smooth = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((256, 256), Image.Resampling.BICUBIC)
+        smooth = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize(
+            (256, 256), Image.Resampling.BICUBIC
+        )
         noisy = np.asarray(smooth).astype(np.int16) + generator.integers(-12, 13, (256, 256, 3))
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file := io.BytesIO(), "JPEG", quality=80)
         yield file.getvalue()
@@ -129,10 +133,15 @@ Then = Callable[[bytes], Any] | None
 def without_loader(
     folder: Path, read: Callable[[str], Iterator[bytes]] = by_size, then: Then = None, *, stacks: bool = False
 ) -> Iterator[None]:
-    """No loader: two processes read tars and throw away what they have read, sample by sample or in batches. Counts their batches."""
+    """No loader: two processes read tars and throw away what they have read, sample by sample or in batches.
+
+    Counts their batches.
+    """
     done = multiprocessing.Semaphore(0)
     for worker in range(WORKERS):
-        multiprocessing.Process(target=reading, args=(paths_of(folder)[worker::WORKERS], read, then, stacks, done), daemon=True).start()
+        multiprocessing.Process(
+            target=reading, args=(paths_of(folder)[worker::WORKERS], read, then, stacks, done), daemon=True
+        ).start()
     while True:
         done.acquire()
         yield None
@@ -177,7 +186,9 @@ def by_webdataset(folder: Path, held: int = HELD, then: Then = None, *, passes: 
     dataset = webdataset.WebDataset(paths_of(folder), shardshuffle=100, seed=SEED)
     if not passes:
         dataset = dataset.repeat()
-    dataset = dataset.shuffle(held).map(Chosen("bin" if then is None else "jpg", then)).batched(SAMPLES, collation_fn=stacked)
+    dataset = (
+        dataset.shuffle(held).map(Chosen("bin" if then is None else "jpg", then)).batched(SAMPLES, collation_fn=stacked)
+    )
     loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=WORKERS, persistent_workers=True)
     return loader if passes else iter(loader)
 
@@ -185,9 +196,12 @@ def by_webdataset(folder: Path, held: int = HELD, then: Then = None, *, passes: 
 def by_hugging_face(folder: Path, held: int = HELD, then: Then = None, *, passes: bool = False) -> Iterable[Any]:
     from datasets import load_dataset
 
-    dataset = load_dataset("webdataset", data_files=paths_of(folder), split="train", streaming=True, cache_dir=str(folder / "cache"))
+    dataset = load_dataset(
+        "webdataset", data_files=paths_of(folder), split="train", streaming=True, cache_dir=str(folder / "cache")
+    )
     dataset = dataset.shuffle(seed=SEED, buffer_size=held)
-    chosen = Chosen("bin", None) if then is None else Chosen("jpg", lambda image: torch.from_numpy(np.array(image)))  # it decodes itself
+    # it decodes itself
+    chosen = Chosen("bin", None) if then is None else Chosen("jpg", lambda image: torch.from_numpy(np.array(image)))
     loader = DataLoader(dataset, SAMPLES, num_workers=WORKERS, persistent_workers=True, collate_fn=chosen.batch)
     return loader if passes else again(loader)
 
@@ -198,7 +212,9 @@ def write_energon(folder: Path) -> None:
     names = [os.path.basename(path) for path in paths_of(folder)]
     parts = [("train", 1.0), ("val", 0.0), ("test", 0.0)]
     WebdatasetPreparator.prepare_dataset(folder / "tars", names, split_parts_ratio=parts, workers=1)
-    (folder / "tars" / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    (folder / "tars" / ".nv-meta" / "dataset.yaml").write_text(
+        "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    )
 
 
 def by_energon(folder: Path, held: int = HELD, then: Then = None, *, passes: bool = False) -> Iterable[Any]:
@@ -256,11 +272,15 @@ def by_litdata(folder: Path, then: Then = None, *, passes: bool = False) -> Iter
     from litdata import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(str(folder / "litdata"), shuffle=True, seed=SEED, transform=Chosen("data", then))
-    loader = StreamingDataLoader(dataset, batch_size=SAMPLES, num_workers=WORKERS, collate_fn=stacked, persistent_workers=True)
+    loader = StreamingDataLoader(
+        dataset, batch_size=SAMPLES, num_workers=WORKERS, collate_fn=stacked, persistent_workers=True
+    )
     return loader if passes else again(loader)
 
 
-def by_us(folder: Path, held: int = 2 * HELD, lanes: int = 8, then: Then = None, *, passes: bool = False, **options: Any) -> Iterable[Any]:
+def by_us(
+    folder: Path, held: int = 2 * HELD, lanes: int = 8, then: Then = None, *, passes: bool = False, **options: Any
+) -> Iterable[Any]:
     """penstock: nobody has counted the samples. Half a window is held in each lane."""
     import penstock
 
@@ -286,8 +306,12 @@ def by_our_index(folder: Path, window: int) -> Iterable[Any]:
     """penstock: the samples are counted, and read by position in the order of a window, which holds numbers."""
     import penstock
 
-    data = penstock.formats.tar(paths_of(folder), index=folder / "index", lanes=64, window=window, transform=Chosen("bin", None))
-    return again(penstock.Loader.from_dataset(data, batch_size=SAMPLES, shuffle=True, seed=SEED, **OURS["penstock, processes"]))
+    data = penstock.formats.tar(
+        paths_of(folder), index=folder / "index", lanes=64, window=window, transform=Chosen("bin", None)
+    )
+    return again(
+        penstock.Loader.from_dataset(data, batch_size=SAMPLES, shuffle=True, seed=SEED, **OURS["penstock, processes"])
+    )
 
 
 PASS = 8  # tars in a pass of X10
@@ -309,7 +333,11 @@ def readers_of_tars(then: Then = None, **options: Any) -> dict[str, Peer]:
         **{name: Peer(functools.partial(by_us, **ours), ("penstock", *more)) for name, ours in OURS.items()},
     }
     return {
-        name: Peer(functools.partial(peer.open, **({} if then is None else {"then": then}), **options), peer.modules, peer.write)
+        name: Peer(
+            functools.partial(peer.open, **({} if then is None else {"then": then}), **options),
+            peer.modules,
+            peer.write,
+        )
         for name, peer in others.items()
     }
 
@@ -337,11 +365,13 @@ X11 = {
         )
         for window in (64, 512)
     },
-    "penstock, 64 lanes, window 512, indexed": Peer(functools.partial(by_our_index, window=512), ("penstock",), write_index_of_tars),
+    "penstock, 64 lanes, window 512, indexed": Peer(
+        functools.partial(by_our_index, window=512), ("penstock",), write_index_of_tars
+    ),
 }
 
 
-# ------------------------------------------------------------------------------------------------- X4: lines of JSON, tokenised and packed
+# ------------------------------------------------------------------------------ X4: lines of JSON, tokenised and packed
 #
 # Each is a function of the folder and returns batches of 8 rows of 2048 tokens, padded with 0.
 
@@ -451,7 +481,9 @@ def tokenised(lines: Iterator[dict[str, str]]) -> Iterator[list[int]]:
 def packed_by_us(folder: Path, **options: Any) -> Iterator[dict[str, torch.Tensor]]:
     import penstock
 
-    data = penstock.formats.jsonl(folder / "*.jsonl", epoch_size=10_000, steps=[tokenised, penstock.Pack(ROW)], bookmarks=False)
+    data = penstock.formats.jsonl(
+        folder / "*.jsonl", epoch_size=10_000, steps=[tokenised, penstock.Pack(ROW)], bookmarks=False
+    )
     return again(penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, **options))
 
 
@@ -464,7 +496,7 @@ X4 = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- X3: sequences from token files
+# --------------------------------------------------------------------------------------- X3: sequences from token files
 
 
 def write_tokens(folder: Path, sequences: int, length: int = LENGTH, files: int = 4) -> None:
@@ -473,7 +505,9 @@ def write_tokens(folder: Path, sequences: int, length: int = LENGTH, files: int 
     for source, (name, weight) in enumerate(WEIGHTS.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for file in range(files):
-            tokens = generator.integers(0, VOCABULARY, (max(8, int(sequences * weight) // files), length), dtype=np.uint16)
+            tokens = generator.integers(
+                0, VOCABULARY, (max(8, int(sequences * weight) // files), length), dtype=np.uint16
+            )
             (tokens + np.uint16(source * VOCABULARY)).tofile(folder / name / f"{file:03}.bin")
 
 
@@ -554,7 +588,9 @@ def grain(folder: Path, method: str) -> Iterator[np.ndarray]:
     elif method == "threads":
         read = mixed.batch(BATCH_SIZE).to_iter_dataset()
     else:
-        read = mixed.to_iter_dataset().batch(BATCH_SIZE).mp_prefetch(pygrain.MultiprocessingOptions(num_workers=WORKERS))
+        read = (
+            mixed.to_iter_dataset().batch(BATCH_SIZE).mp_prefetch(pygrain.MultiprocessingOptions(num_workers=WORKERS))
+        )
     return iter(read)
 
 
@@ -612,7 +648,12 @@ def litdata(folder: Path) -> Iterator[torch.Tensor]:
 
     parts = [
         StreamingDataset(
-            str(folder / "litdata" / name), item_loader=TokensLoader(LENGTH), shuffle=True, drop_last=True, seed=SEED, transform=to_int64
+            str(folder / "litdata" / name),
+            item_loader=TokensLoader(LENGTH),
+            shuffle=True,
+            drop_last=True,
+            seed=SEED,
+            transform=to_int64,
         )
         for name in WEIGHTS
     ]
@@ -641,8 +682,12 @@ def hugging_face(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     """Hugging Face datasets: tables on disk, interleaved by probability."""
     from datasets import interleave_datasets, load_from_disk
 
-    parts = [load_from_disk(str(folder / "hugging_face" / name)).shuffle(seed=SEED).with_format("torch") for name in WEIGHTS]
-    mixed = interleave_datasets(parts, probabilities=list(WEIGHTS.values()), seed=SEED, stopping_strategy="all_exhausted")
+    parts = [
+        load_from_disk(str(folder / "hugging_face" / name)).shuffle(seed=SEED).with_format("torch") for name in WEIGHTS
+    ]
+    mixed = interleave_datasets(
+        parts, probabilities=list(WEIGHTS.values()), seed=SEED, stopping_strategy="all_exhausted"
+    )
     return again(DataLoader(mixed, BATCH_SIZE, shuffle=True, num_workers=WORKERS, persistent_workers=True))
 
 
@@ -710,7 +755,9 @@ def resume_ours(folder: Path, sequences: int, **options: Any) -> Resumable:
         sparse.truncate(2 * SHORT * sequences)
 
     def build() -> Any:
-        return penstock.Loader.from_dataset(tokens(file, SHORT), batch_size=BATCH_SIZE, shuffle=True, seed=SEED, **options)
+        return penstock.Loader.from_dataset(
+            tokens(file, SHORT), batch_size=BATCH_SIZE, shuffle=True, seed=SEED, **options
+        )
 
     def states(places: list[int]) -> list[Any]:
         with build() as loader:
@@ -755,7 +802,9 @@ def resume_mds(folder: Path, sequences: int) -> Resumable:
 
     def build() -> Any:
         clean_stale_shared_memory()
-        dataset = StreamingDataset(local=str(folder / "mds" / "web"), batch_size=BATCH_SIZE, shuffle=True, shuffle_seed=SEED)
+        dataset = StreamingDataset(
+            local=str(folder / "mds" / "web"), batch_size=BATCH_SIZE, shuffle=True, shuffle_seed=SEED
+        )
         return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=0)
 
     def states(places: list[int]) -> list[Any]:
@@ -776,7 +825,12 @@ def resume_litdata(folder: Path, sequences: int) -> Resumable:
 
     def build() -> Any:
         dataset = StreamingDataset(
-            str(folder / "litdata" / "web"), item_loader=TokensLoader(SHORT), shuffle=True, drop_last=True, seed=SEED, transform=to_int64
+            str(folder / "litdata" / "web"),
+            item_loader=TokensLoader(SHORT),
+            shuffle=True,
+            drop_last=True,
+            seed=SEED,
+            transform=to_int64,
         )
         return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=0)
 
@@ -839,7 +893,9 @@ def resume_energon(folder: Path, sequences: int) -> Resumable:
     def build() -> Any:
         alone = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
         options = {"shuffle_buffer_size": HELD, "max_samples_per_sequence": 100, "task_encoder": Encoder()}
-        return energon.get_savable_loader(energon.get_train_dataset(folder / "tars", worker_config=alone, batch_size=BATCH_SIZE, **options))
+        return energon.get_savable_loader(
+            energon.get_train_dataset(folder / "tars", worker_config=alone, batch_size=BATCH_SIZE, **options)
+        )
 
     def begin() -> tuple[Iterator[Any], Callable[[], Any]]:
         loader = build()
@@ -883,7 +939,10 @@ def resume_lanes(folder: Path, sequences: int, *, bookmarks: bool) -> Resumable:
 
 
 def half_a_shard(folder: Path, sequences: int) -> Resumable:
-    """No loader: half of each of two tars is read, which is what bookmarks leave to read, on average. There are ten tars."""
+    """No loader: half of each of two tars is read, which is what bookmarks leave to read, on average.
+
+    There are ten tars.
+    """
 
     def resume(place: int) -> Any:
         lanes = [by_size(path) for path in paths_of(folder)[:2]]
@@ -906,9 +965,10 @@ X5 = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- X6: going on with other ranks
+# ---------------------------------------------------------------------------------------- X6: going on with other ranks
 #
-# Each is a function of the folder. It returns a function of (ranks, state, steps) that returns the samples of all ranks and the state of one.
+# Each is a function of the folder. It returns a function of (ranks, state, steps) that returns the samples of all ranks
+# and the state of one.
 
 ITEMS = 4800  # in all
 Run = Callable[[int, Any, int], tuple[list[int], Any]]
@@ -920,7 +980,10 @@ def elastic_grain(folder: Path) -> Run:
 
     def run(ranks: int, state: Any, steps: int) -> tuple[list[int], Any]:
         data = pygrain.MapDataset.source(range(ITEMS)).seed(SEED).shuffle()
-        shares = [iter(experimental.ElasticIterator(data, BATCH_SIZE * ranks, pygrain.ShardOptions(rank, ranks))) for rank in range(ranks)]
+        shares = [
+            iter(experimental.ElasticIterator(data, BATCH_SIZE * ranks, pygrain.ShardOptions(rank, ranks)))
+            for rank in range(ranks)
+        ]
         for share in shares:
             if state is not None:
                 share.set_state(state)
@@ -946,7 +1009,9 @@ def elastic_mds(folder: Path) -> Run:
             port = free.getsockname()[1]
         results = context.Queue()
         for rank in range(ranks):
-            context.Process(target=rank_of_mds, args=(folder, rank, ranks, port, state, steps, results), daemon=True).start()
+            context.Process(
+                target=rank_of_mds, args=(folder, rank, ranks, port, state, steps, results), daemon=True
+            ).start()
         found = [results.get(timeout=60) for _ in range(ranks)]
         return [number for numbers, _ in found for number in numbers], found[0][1]
 
@@ -984,9 +1049,13 @@ def elastic_ours(folder: Path, **options: Any) -> Run:
         loaders = []
         for rank in range(ranks):
             kept = [penstock.Filter(not_a_multiple_of_three), penstock.Shuffle(32)]
-            data = penstock.Stream(96, Numbers(), epoch_size=ITEMS, lanes=24, steps=kept, bookmarks=str(folder / "bookmarks"))
+            data = penstock.Stream(
+                96, Numbers(), epoch_size=ITEMS, lanes=24, steps=kept, bookmarks=str(folder / "bookmarks")
+            )
             loaders.append(
-                penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, rank=rank, world_size=ranks, **options)
+                penstock.Loader.from_dataset(
+                    data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, rank=rank, world_size=ranks, **options
+                )
             )
             if state is not None:
                 loaders[-1].load_state_dict(state)
@@ -994,7 +1063,8 @@ def elastic_ours(folder: Path, **options: Any) -> Run:
             for loader in loaders:
                 stack.enter_context(loader)
             read = [iter(loader) for loader in loaders]
-            return [int(number) for _ in range(steps) for batches in read for number in next(batches)], loaders[-1].state_dict()
+            numbers = [int(number) for _ in range(steps) for batches in read for number in next(batches)]
+            return numbers, loaders[-1].state_dict()
 
     return run
 
@@ -1015,7 +1085,7 @@ X6 = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- X7: states of many shards
+# -------------------------------------------------------------------------------------------- X7: states of many shards
 
 
 def nothing(shards: Any) -> Iterator[dict[str, int]]:
@@ -1048,7 +1118,9 @@ class Thousand:
 def state_hugging_face(shards: int) -> tuple[Any, Callable[[], Any]]:
     from datasets import IterableDataset
 
-    dataset = IterableDataset.from_generator(nothing, gen_kwargs={"shards": list(range(shards))}).shuffle(seed=SEED, buffer_size=1000)
+    dataset = IterableDataset.from_generator(nothing, gen_kwargs={"shards": list(range(shards))}).shuffle(
+        seed=SEED, buffer_size=1000
+    )
     return iter(dataset.batch(64)), dataset.state_dict
 
 
@@ -1058,10 +1130,10 @@ X7 = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- X8: which source is next
+# --------------------------------------------------------------------------------------------- X8: which source is next
 #
-# Each is a function of (weights, items, ranks) that returns a function; that one returns the source of each item, rank by rank: shape (ranks, items).
-# The items are dealt to the ranks as its documentation says.
+# Each is a function of (weights, items, ranks) that returns a function; that one returns the source of each item, rank
+# by rank: shape (ranks, items). The items are dealt to the ranks as its documentation says.
 
 Drawing = Callable[[], np.ndarray]
 
@@ -1131,7 +1203,10 @@ def mix_hugging_face(weights: np.ndarray, items: int, ranks: int) -> Drawing:
     parts = [Table.from_dict({"source": np.full(items * ranks, k, np.int16)}) for k in range(len(weights))]
     probabilities = (weights / weights.sum()).tolist()
     mixed = interleave_datasets(
-        [part.to_iterable_dataset() for part in parts], probabilities=probabilities, seed=SEED, stopping_strategy="all_exhausted"
+        [part.to_iterable_dataset() for part in parts],
+        probabilities=probabilities,
+        seed=SEED,
+        stopping_strategy="all_exhausted",
     )
     shares = [split_dataset_by_node(mixed, rank, ranks) if ranks > 1 else mixed for rank in range(ranks)]
     return lambda: np.array([[row["source"] for row in itertools.islice(share, items)] for share in shares])
@@ -1156,7 +1231,10 @@ def mix_litdata(weights: np.ndarray, items: int, ranks: int) -> Drawing:
         def reset(self) -> None: ...
 
     mixed = CombinedStreamingDataset(
-        [Part(k) for k in range(len(weights))], seed=SEED, weights=(weights / weights.sum()).tolist(), iterate_over_all=False
+        [Part(k) for k in range(len(weights))],
+        seed=SEED,
+        weights=(weights / weights.sum()).tolist(),
+        iterate_over_all=False,
     )
     return lambda: np.array([list(itertools.islice(iter(mixed), items))] * ranks)
 
@@ -1179,7 +1257,9 @@ def mix_mds(weights: np.ndarray, items: int, ranks: int) -> Drawing:
                     writer.write({"source": k})
             streams.append(Stream(local=f"{folder}/{k}", proportion=float(weight)))
         defaults = {"num_canonical_nodes": 1, "shuffle_block_size": 4_000_000}  # which it sets itself when it is read
-        dataset = StreamingDataset(streams=streams, batch_size=1, shuffle=True, shuffle_seed=SEED, epoch_size=items * ranks, **defaults)
+        dataset = StreamingDataset(
+            streams=streams, batch_size=1, shuffle=True, shuffle_seed=SEED, epoch_size=items * ranks, **defaults
+        )
     return lambda: generate_work("random", dataset, World(1, ranks, 1, 0), 0, 0).reshape(ranks, -1)[:, :items] // 1000
 
 
@@ -1194,7 +1274,7 @@ X8 = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- X9: batches of similar length
+# ---------------------------------------------------------------------------------------- X9: batches of similar length
 #
 # Each is a function of (seconds, ranks, budget, most) that yields the durations of the ranks' batches, round by round.
 
@@ -1230,7 +1310,9 @@ def lhotse(seconds: np.ndarray, ranks: int, budget: float, most: int, sync: bool
     from lhotse import CutSet, MonoCut
     from lhotse.dataset import DynamicBucketingSampler
 
-    cuts = CutSet.from_cuts(MonoCut(id=f"{k}", start=0.0, duration=float(duration), channel=0) for k, duration in enumerate(seconds))
+    cuts = CutSet.from_cuts(
+        MonoCut(id=f"{k}", start=0.0, duration=float(duration), channel=0) for k, duration in enumerate(seconds)
+    )
     samplers = [
         DynamicBucketingSampler(
             cuts,

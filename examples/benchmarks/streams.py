@@ -3,32 +3,39 @@
     python streams.py [--workloads X1 X2 …] [--peers NAME ...] [--repeats 5] [--seconds 1] [--quick] [--json FILE]
                                 [--python MODULE=INTERPRETER ...] [--folder FOLDER]
 
-The loaders and their settings are in stream_peers.py. Every measurement has its own process; the loaders take turns, and the figures are medians
-over the rounds. A ratio is the median of the ratios within a round. What is not installed says so; ``--python streaming=/path/to/python`` runs what needs
-the module ``streaming`` in another environment, which needs torch, NumPy and psutil, too.
+The loaders and their settings are in stream_peers.py. Every measurement has its own process; the loaders take turns,
+and the figures are medians over the rounds. A ratio is the median of the ratios within a round. What is not installed
+says so; ``--python streaming=/path/to/python`` runs what needs the module ``streaming`` in another environment, which
+needs torch, NumPy and psutil, too.
 
-X1  Samples of 20 KB from 64 tars of 1000, shuffled, in batches of 64, 2 workers, as bytes. "no loader" are two processes that read tars and do nothing else;
-    the first looks at nothing but the sizes, the second uses the standard library's tarfile. Files are in the page cache.
+X1  Samples of 20 KB from 64 tars of 1000, shuffled, in batches of 64, 2 workers, as bytes. "no loader" are two
+    processes that read tars and do nothing else; the first looks at nothing but the sizes, the second uses the standard
+    library's tarfile. Files are in the page cache.
 X2  The same with JPEGs of 256 x 256, decoded by Pillow. "no loader" reads and decodes.
-X3  Sequences of 4096 tokens from files of uint16, shuffled, a mix of three sources (.7, .2, .1), batches of 8, as int64. Files are in the page cache.
-    tokens/s: at the steady speed. us CPU: of all processes, a sequence. first: from building everything to the first batch, packages imported.
-    "no loader" copies random rows into new batches, and does nothing else.
-X4  Lines of JSON, made into tokens by a toy tokeniser, in rows of 2048, in batches of 8. Some pack whole texts, others cut the texts where a row ends. tokens/s,
-    without padding; fill: the share of the places that have one.
-X5  From building everything to the first batch, ms, resumed at 0.1, 10, 50 and 90 % of an epoch of sequences of 64 tokens, without worker processes unless it
-    says so. The peers walk to the places first; MosaicML's and our states are made. Our larger files are sparse.
-    Lanes: ten tars that nobody has counted. With bookmarks, half of a tar is read in each of the two lanes, on average.
-X6  A run on 2 ranks is stopped at 40 % and goes on with 3: how many samples are lost, and how many come once more than in a run that was not stopped.
+X3  Sequences of 4096 tokens from files of uint16, shuffled, a mix of three sources (.7, .2, .1), batches of 8, as
+    int64. Files are in the page cache. tokens/s: at the steady speed. us CPU: of all processes, a sequence. first: from
+    building everything to the first batch, packages imported. "no loader" copies random rows into new batches, and does
+    nothing else.
+X4  Lines of JSON, made into tokens by a toy tokeniser, in rows of 2048, in batches of 8. Some pack whole texts, others
+    cut the texts where a row ends. tokens/s, without padding; fill: the share of the places that have one.
+X5  From building everything to the first batch, ms, resumed at 0.1, 10, 50 and 90 % of an epoch of sequences of 64
+    tokens, without worker processes unless it says so. The peers walk to the places first; MosaicML's and our states
+    are made. Our larger files are sparse. Lanes: ten tars that nobody has counted. With bookmarks, half of a tar is
+    read in each of the two lanes, on average.
+X6  A run on 2 ranks is stopped at 40 % and goes on with 3: how many samples are lost, and how many come once more than
+    in a run that was not stopped.
 X7  Bytes of a state (JSON, or a pickle where it is none), and us to take it.
-X8  A mix of 35 sources, weighted 1, 1/2, 1/3, …: us of CPU time an item, the best of 5 times 131,072 on one rank; over 32,768 items on 8 ranks, the largest difference between a source's
-    count and its share, at the ends of 1024 items and anywhere. Skew: how far the worst rank's count of a source is from its share, in standard deviations
-    of a draw, also for two sources (3 to 1) on 4 ranks; a fair draw is at 3 or so.
-X9  Batches of speech (lognormal, 9 s in the middle, at most 40), at most 200 s with padding and 64 samples, on 8 ranks: padding, and how long 8 ranks wait for
-    the slowest, if a batch costs its padded seconds times (1 + longest / 30).
-X10 A step with the first batch of a pass over 8 tars as in X1, and with any other batch; the work on a batch takes 4 ms.
-X11 Memory (MB, all processes, without the page cache) that reading as in X1 takes, once the buffers are full. How well that shuffles: neighbours: how many per
-    cent of the records have the one after them in the file in their batch; distance: how many samples lie between the two, in the middle; shards: how many a
-    batch is from.
+X8  A mix of 35 sources, weighted 1, 1/2, 1/3, …: us of CPU time an item, the best of 5 times 131,072 on one rank; over
+    32,768 items on 8 ranks, the largest difference between a source's count and its share, at the ends of 1024 items
+    and anywhere. Skew: how far the worst rank's count of a source is from its share, in standard deviations of a draw,
+    also for two sources (3 to 1) on 4 ranks; a fair draw is at 3 or so.
+X9  Batches of speech (lognormal, 9 s in the middle, at most 40), at most 200 s with padding and 64 samples, on 8 ranks:
+    padding, and how long 8 ranks wait for the slowest, if a batch costs its padded seconds times (1 + longest / 30).
+X10 A step with the first batch of a pass over 8 tars as in X1, and with any other batch; the work on a batch takes 4
+    ms.
+X11 Memory (MB, all processes, without the page cache) that reading as in X1 takes, once the buffers are full. How well
+    that shuffles: neighbours: how many per cent of the records have the one after them in the file in their batch;
+    distance: how many samples lie between the two, in the middle; shards: how many a batch is from.
 """
 
 from __future__ import annotations
@@ -64,7 +71,7 @@ X10_STEP_S = 0.004
 LIMIT_S = 300
 
 
-# --------------------------------------------------------------------------------------------- in a child: one measurement of one loader
+# ---------------------------------------------------------------------------- in a child: one measurement of one loader
 
 
 def cpu_s() -> float:
@@ -85,8 +92,13 @@ def rows_of(batch: Any) -> np.ndarray:
     return tokens
 
 
-def timed(peer: peers.Peer, folder: Path, options: argparse.Namespace, look: Callable[[Any], int], least: int = 0) -> dict[str, float]:
-    """Batches at the steady speed: after at least ``least`` batches. ``look`` checks one and says how many rows it has."""
+def timed(
+    peer: peers.Peer, folder: Path, options: argparse.Namespace, look: Callable[[Any], int], least: int = 0
+) -> dict[str, float]:
+    """Batches at the steady speed: after at least ``least`` batches.
+
+    ``look`` checks one and says how many rows it has.
+    """
     begin = time.perf_counter()
     batches = peer.open(folder)
     look(next(batches))
@@ -320,7 +332,9 @@ REPEATED = ("X1", "X2", "X3", "X4", "X10")  # the others repeat within, or have 
 
 
 def import_all(penstock: Any) -> None:
-    """Import what a loader takes: penstock's modules are imported when they are first used, the other packages' at once."""
+    """Import what a loader takes: penstock's modules are imported when they are first used, the other packages' at
+    once.
+    """
     for module in (penstock, importlib.import_module("penstock.formats"), importlib.import_module("penstock.nodes")):
         for name in module.__all__:
             getattr(module, name)
@@ -355,7 +369,7 @@ def child(options: argparse.Namespace) -> None:
     os._exit(0)  # some peers hang when the interpreter ends
 
 
-# --------------------------------------------------------------------------------------------- in the parent: rounds, and tables
+# ------------------------------------------------------------------------------------ in the parent: rounds, and tables
 
 
 def in_a_child(workload: str, name: str, folder: Path, options: argparse.Namespace, *words: str) -> dict[str, Any]:
@@ -383,7 +397,12 @@ def in_a_child(workload: str, name: str, folder: Path, options: argparse.Namespa
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else what is imported late is compiled each time
     process = subprocess.Popen(
-        [python, __file__, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        [python, __file__, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=LIMIT_S)
@@ -431,9 +450,14 @@ def prepare(workload: str, folder: Path, options: argparse.Namespace) -> None:
 
 
 def rounds_of(workload: str, folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """The loaders in turn, ``--repeats`` times; with ``--quick``, two at a time. What is missing or fails is not tried again."""
+    """The loaders in turn, ``--repeats`` times; with ``--quick``, two at a time.
+
+    What is missing or fails is not tried again.
+    """
     names = [
-        name for name in WORKLOADS[workload][0] if options.peers is None or any(word.lower() in name.lower() for word in options.peers)
+        name
+        for name in WORKLOADS[workload][0]
+        if options.peers is None or any(word.lower() in name.lower() for word in options.peers)
     ]
     if names:
         prepare(DATA.get(workload, workload), folder, options)
@@ -470,8 +494,20 @@ COLUMNS = {
     "X3": {"tokens_per_s": "{:,.0f}", **RATE},
     "X4": {"tokens_per_s": "{:,.0f}", "fill": "{:.2%}", **RATE},
     "X6": {"lost": "{:.0f}", "repeated": "{:.0f}"},
-    "X8": {"us_per_item": "{:.3f}", "error_at_ends": "{:.2f}", "error": "{:.1f}", "skew_of_35": "{:.1f}", "skew_of_two": "{:.1f}"},
-    "X9": {"padding": "{:.2%}", "wait": "{:.2%}", "seconds_per_batch": "{:.1f}", "left_out": "{:.2%}", "us_per_sample": "{:.1f}"},
+    "X8": {
+        "us_per_item": "{:.3f}",
+        "error_at_ends": "{:.2f}",
+        "error": "{:.1f}",
+        "skew_of_35": "{:.1f}",
+        "skew_of_two": "{:.1f}",
+    },
+    "X9": {
+        "padding": "{:.2%}",
+        "wait": "{:.2%}",
+        "seconds_per_batch": "{:.1f}",
+        "left_out": "{:.2%}",
+        "us_per_sample": "{:.1f}",
+    },
     "X10": {"first_ms": "{:.2f}", "other_ms": "{:.2f}", "ratio": "{:.2f}"},
     "X11": {"MB": "{:.0f}", "neighbours": "{:.2f}", "distance": "{:,.0f}", "shards": "{:.1f}"},
 }
@@ -485,7 +521,11 @@ RATIOS = {  # of what, and to whom
 
 def show(workload: str, rounds: dict[str, list[dict[str, Any]]]) -> None:
     print(f"\n## {workload}\n")
-    keys = list(dict.fromkeys(key for found in rounds.values() for one in found for key in one if key not in ("skipped", "failed")))
+    keys = list(
+        dict.fromkeys(
+            key for found in rounds.values() for one in found for key in one if key not in ("skipped", "failed")
+        )
+    )
     key_of_ratios, *others = RATIOS.get(workload, ("",))
     print("| | " + " | ".join([key.replace("_", " ") for key in keys] + [f"x {other}" for other in others]) + " |")
     print("|---" * (1 + len(keys) + len(others)) + "|")
@@ -494,7 +534,9 @@ def show(workload: str, rounds: dict[str, list[dict[str, Any]]]) -> None:
             print(f"| {name} | {'failed: ' if 'failed' in found[0] else ''}{reason} |")
             continue
         values = medians(found)
-        cells = [COLUMNS.get(workload, {}).get(key, "{:,.1f}").format(values[key]) if key in values else "" for key in keys]
+        cells = [
+            COLUMNS.get(workload, {}).get(key, "{:,.1f}").format(values[key]) if key in values else "" for key in keys
+        ]
         cells += [ratio(rounds, name, other, key_of_ratios) for other in others]
         print(f"| {name} | " + " | ".join(cells) + " |")
 
@@ -519,7 +561,10 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="benchmark-streams-"))
     begin, load = time.perf_counter(), os.getloadavg()[0]
     try:
-        results = {workload: rounds_of(workload, folder / DATA.get(workload, workload), options) for workload in options.workloads}
+        results = {
+            workload: rounds_of(workload, folder / DATA.get(workload, workload), options)
+            for workload in options.workloads
+        }
     finally:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -527,7 +572,8 @@ def main() -> None:
         show(workload, rounds)
     took_s = time.perf_counter() - begin
     print(
-        f"\n{os.cpu_count()} cores, load {load:.1f} before, Python {platform.python_version()}, torch {torch.__version__}, {took_s:.0f} s"
+        f"\n{os.cpu_count()} cores, load {load:.1f} before, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, {took_s:.0f} s"
     )
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))

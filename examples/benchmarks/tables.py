@@ -1,7 +1,8 @@
 """What loaders.py concludes from its rows, as Markdown: who is ahead, by how much, and where the time of a batch goes.
 
-A row is one turn of one loader. Two loaders are compared turn by turn: the median of the ratios, and the interval of their order statistics
-that holds the true median in 95 % of all cases, whatever the distribution (in fewer than 6 turns no interval does: then the whole range is printed, and nothing is concluded).
+A row is one turn of one loader. Two loaders are compared turn by turn: the median of the ratios, and the interval of
+their order statistics that holds the true median in 95 % of all cases, whatever the distribution (in fewer than 6 turns
+no interval does: then the whole range is printed, and nothing is concluded).
 """
 
 from __future__ import annotations
@@ -60,13 +61,19 @@ class Run:
     def batch_us(self, workload: str, loader: str | None) -> float | None:
         """CPU time per batch, over all turns together: a batch may be made in one turn and delivered in the next."""
         rows = [row for row in self.turns.get(workload, {}).get(loader or "", {}).values() if "batch_us" in row]
-        return sum(row["batch_us"] * row["batches"] for row in rows) / sum(row["batches"] for row in rows) if rows else None
+        return (
+            sum(row["batch_us"] * row["batches"] for row in rows) / sum(row["batches"] for row in rows)
+            if rows
+            else None
+        )
 
     def ratios(self, workload: str, one: str | None, other: str | None) -> list[float]:
         """Of speed, turn by turn."""
         ours, theirs = (self.turns[workload].get(name or "", {}) for name in (one, other))
         pairs = ((ours[at], theirs[at]) for at in ours.keys() & theirs.keys())
-        return [a["samples_per_s"] / b["samples_per_s"] for a, b in pairs if "samples_per_s" in a and "samples_per_s" in b]
+        return [
+            a["samples_per_s"] / b["samples_per_s"] for a, b in pairs if "samples_per_s" in a and "samples_per_s" in b
+        ]
 
     def ratio(self, workload: str, one: str | None, other: str | None) -> str:
         """The median ratio."""
@@ -166,13 +173,17 @@ def by_method(run: Run) -> str:
             return "-"
         return f"{said}, CPU time {run.cpu_ratio(workload, f'{OURS}, {method}', peer)}, {peer.split(', ')[0]}"
 
-    return table(["", *METHODS], ([WORKLOADS[name].title, *(cell(name, method) for method in METHODS)] for name in run.workloads))
+    return table(
+        ["", *METHODS], ([WORKLOADS[name].title, *(cell(name, method) for method in METHODS)] for name in run.workloads)
+    )
 
 
 def everything(run: Run, cell: Callable[[str, str], str]) -> str:
     """All loaders on all workloads, with what ``cell`` says of (workload, loader)."""
     rows = []
-    for name in dict.fromkeys(name for workload in run.workloads for name in run.turns[workload] if not name.startswith(LOAD_ONLY)):
+    for name in dict.fromkeys(
+        name for workload in run.workloads for name in run.turns[workload] if not name.startswith(LOAD_ONLY)
+    ):
         cells = ((cell(workload, name), run.data["failed"].get(workload, {}).get(name)) for workload in run.workloads)
         rows.append([name, *("failed" if failure and said == "-" else said for said, failure in cells)])
     return table(["", *run.workloads], rows)
@@ -182,7 +193,20 @@ def costs(run: Run) -> str:
     """Where the CPU time of a batch goes, by what is saved if stages are left out."""
     index = run.batch_us(NOTHING, f"{INDEX_LEVEL}, inline")
     empty = {method: run.batch_us(NOTHING, f"{OURS}, {method}") for method in METHODS}
-    head = ["", "method", "index", "iterator", "load", "collate", "hand-over", "the rest", "sum", "time", "wake-ups", "choose"]
+    head = [
+        "",
+        "method",
+        "index",
+        "iterator",
+        "load",
+        "collate",
+        "hand-over",
+        "the rest",
+        "sum",
+        "time",
+        "wake-ups",
+        "choose",
+    ]
     rows = []
     for name in run.workloads:
         load = run.batch_us(name, f"{LOAD_ONLY}, inline")
@@ -198,15 +222,26 @@ def costs(run: Run) -> str:
             parts = [*parts[:4], None, None] if method == "inline" else parts
             loader = f"{OURS}, {method}"
             time_us = 1e6 * WORKLOADS[name].batch_size / run.median(name, loader, "samples_per_s")
-            cells = [*map(number, parts), number(total[method]), number(time_us), f"{run.median(name, loader, 'switches'):.1f}"]
-            rows.append([WORKLOADS[name].title if method == "inline" else "", method, *cells, "yes" if method == best else ""])
+            cells = [
+                *map(number, parts),
+                number(total[method]),
+                number(time_us),
+                f"{run.median(name, loader, 'switches'):.1f}",
+            ]
+            rows.append(
+                [WORKLOADS[name].title if method == "inline" else "", method, *cells, "yes" if method == best else ""]
+            )
     return table(head, rows) if rows else ""
 
 
 def chosen(run: Run, workload: str) -> str:
     """The method to choose: the fastest, or one that is almost as fast and takes less CPU time."""
     fastest = run.median(workload, run.ours(workload) or "", "samples_per_s") or 0
-    fast = [method for method in METHODS if (run.median(workload, f"{OURS}, {method}", "samples_per_s") or 0) >= 0.95 * fastest]
+    fast = [
+        method
+        for method in METHODS
+        if (run.median(workload, f"{OURS}, {method}", "samples_per_s") or 0) >= 0.95 * fastest
+    ]
     return min(fast, key=lambda method: run.batch_us(workload, f"{OURS}, {method}") or math.inf)
 
 
@@ -216,30 +251,40 @@ def page(data: dict[str, Any]) -> str:
     machine, options = data["machine"], data["options"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     parts = [
-        f"{data['date']} UTC, {machine['cores']} cores, {versions}; {options['rounds']} rounds of {options['turns']} turns of "
-        f"{options['seconds']} s, {options.get('workers', 2)} workers, {data['took_s'] / 60:.0f} minutes. *Others' load*: the cores that other programs kept busy, median and most.",
-        "Our fastest method and the fastest peer; *CPU time* is ours divided by theirs, and depends less on what else the machine does:",
+        f"{data['date']} UTC, {machine['cores']} cores, {versions}; {options['rounds']} rounds of {options['turns']} "
+        f"turns of {options['seconds']} s, {options.get('workers', 2)} workers, {data['took_s'] / 60:.0f} minutes. "
+        f"*Others' load*: the cores that other programs kept busy, median and most.",
+        (
+            "Our fastest method and the fastest peer; *CPU time* is ours divided by theirs, and depends less on what "
+            "else the machine does:"
+        ),
         verdicts(run),
         "Each method, and the fastest peer with the same method:",
         by_method(run),
         f"All loaders, times `{REFERENCE}` with worker processes:",
         everything(run, lambda workload, name: run.ratio(workload, name, f"{REFERENCE}, processes")),
         "CPU time of all processes together, in us per sample:",
-        everything(run, lambda workload, name: number(run.batch_us(workload, name), 1 / WORKLOADS[workload].batch_size)),
+        everything(
+            run, lambda workload, name: number(run.batch_us(workload, name), 1 / WORKLOADS[workload].batch_size)
+        ),
         "The first batch, in ms after the loader is built:",
         everything(run, lambda workload, name: number(run.median(workload, name, "first_ms"))),
     ]
     model = costs(run)
     if model:
         parts += [
-            "Where the CPU time of a batch goes, in us. Each part is what leaving it out saves: *index* computes which samples are next, "
-            "*iterator* delivers and keeps the state (both from a dataset of nothing), *load* calls the dataset, *collate* is what the loader "
-            "without workers takes beyond that, with seeding, and the consumer's copy of large batches (below 0 where writing each sample straight into "
-            "the batch saves the memory of a list of samples), *hand-over* passes an empty batch, *the rest* is data that another core has in its cache, "
-            f"memory, and waiting for Python's lock. *Time* is from batch to batch. A wake-up costs about {machine['wake_up_us']:.1f} us.",
+            "Where the CPU time of a batch goes, in us. Each part is what leaving it out saves: *index* computes which "
+            "samples are next, *iterator* delivers and keeps the state (both from a dataset of nothing), *load* calls "
+            "the dataset, *collate* is what the loader without workers takes beyond that, with seeding, and the "
+            "consumer's copy of large batches (below 0 where writing each sample straight into the batch saves the "
+            "memory of a list of samples), *hand-over* passes an empty batch, *the rest* is data that another core has "
+            "in its cache, memory, and waiting for Python's lock. *Time* is from batch to batch. A wake-up costs about "
+            f"{machine['wake_up_us']:.1f} us.",
             model,
         ]
-    failures = [f"- {workload}, {name}: {why}" for workload, failed in data["failed"].items() for name, why in failed.items()]
+    failures = [
+        f"- {workload}, {name}: {why}" for workload, failed in data["failed"].items() for name, why in failed.items()
+    ]
     return "\n\n".join(parts + (["Failed:\n\n" + "\n".join(failures)] if failures else [])) + "\n"
 
 
@@ -263,5 +308,7 @@ def write(file: Path, data: dict[str, Any]) -> None:
     before, found, rest = file.read_text().partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not (found and ended):
-        raise ValueError(f"{file} lacks a line {BEGIN!r} with a line {END!r} below it: add them where the tables belong")
+        raise ValueError(
+            f"{file} lacks a line {BEGIN!r} with a line {END!r} below it: add them where the tables belong"
+        )
     file.write_text(f"{before}{BEGIN}\n\n{page(data)}\n{END}{after}")

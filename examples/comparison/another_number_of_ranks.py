@@ -1,8 +1,10 @@
 """Stop on 2 ranks, continue with 3: does each sample of the epoch come once?
 
-A rank of the second run gets the state of rank 0, as from a checkpoint that rank 0 has written. Ranks are processes. Shuffled, 2 workers each.
+A rank of the second run gets the state of rank 0, as from a checkpoint that rank 0 has written. Ranks are processes.
+Shuffled, 2 workers each.
 
-- *each once*: no sample is lost or repeated, but for up to a batch per rank at the end of the epoch, which is cut or filled up;
+- *each once*: no sample is lost or repeated, but for up to a batch per rank at the end of the epoch, which is cut or
+  filled up;
 - *lost or repeated*: some are;
 - *error*: the state is refused;
 - *no state*: there is nothing to save.

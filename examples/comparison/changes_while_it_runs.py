@@ -1,8 +1,11 @@
-"""A run stops after 40 batches and continues with twice the batch size, with other weights of its two sources, or with a third source. Which of these can it do?
+"""A run stops after 40 batches and continues with twice the batch size, with other weights of its two sources, or with
+a third source. Which of these can it do?
 
-Shuffled. A change works if each source, or each worker, continues where it was and in its own order, so that nothing is lost or repeated; if over the next 40
-batches each source has its new share, within a tenth of all; and if a second stop, 20 batches after the change, can be resumed exactly. The batch size is asked of
-the data of the other programs, with two worker processes. Weights and sources are asked of a mix in one process, if the loader has weighted mixes (for MosaicML
+Shuffled. A change works if each source, or each worker, continues where it was and in its own order, so that nothing is
+lost or repeated; if over the next 40 batches each source has its new share, within a tenth of all; and if a second
+stop, 20 batches after the change, can be resumed exactly. Where a mix loses samples, the same stop without a change
+shows whether the change is the cause. The batch size is asked of the data of the other programs, with two worker
+processes. Weights and sources are asked of a mix in one process, if the loader has weighted mixes (for MosaicML
 Streaming, OLMo-core and Energon, whose mixes are not set up here, see the page).
 
 - *sources*, *weights*, *batch size*: what works;
@@ -42,6 +45,7 @@ CHANGES: dict[str, tuple[dict[str, int], int]] = {  # the weights and the batch 
     "weights": ({"a": 1, "b": 3}, 8),
     "sources": ({"a": 3, "b": 1, "c": 4}, 8),
 }
+CONTROL = "no change"
 LENGTH = 4000  # of a source; its numbers begin at 10,000 times its place
 
 
@@ -58,7 +62,8 @@ class Source:
         return self.begin + index
 
 
-# Each opens a mix with these weights, in the state of an earlier run if there is one; that run had the weights BEFORE unless it is the same as this one.
+# Each opens a mix with these weights, in the state of an earlier run if there is one; that run had the weights BEFORE
+# unless it is the same as this one.
 
 
 def penstock(folder: Path, weights: dict[str, int], batch_size: int, state: Any, same: bool) -> Opened:
@@ -83,7 +88,9 @@ def nodes(folder: Path, weights: dict[str, int], batch_size: int, state: Any, sa
         return tn.Mapper(tn.SamplerWrapper(order), Source(name).__getitem__)
 
     shares = {name: float(weight) for name, weight in weights.items()}
-    mix = tn.MultiNodeWeightedSampler({name: source(name) for name in weights}, shares, tn.StopCriteria.CYCLE_FOREVER, seed=SEED)
+    mix = tn.MultiNodeWeightedSampler(
+        {name: source(name) for name in weights}, shares, tn.StopCriteria.CYCLE_FOREVER, seed=SEED
+    )
     loader = tn.Loader(tn.Batcher(mix, batch_size))
     if state is not None:
         loader.load_state_dict(state)
@@ -106,9 +113,18 @@ def litdata(folder: Path, weights: dict[str, int], batch_size: int, state: Any, 
 
     for name in weights:
         if not (folder / name).exists():
-            optimize(Source(name).__getitem__, list(range(LENGTH)), str(folder / name), chunk_size=500, num_workers=1, verbose=False)
+            optimize(
+                Source(name).__getitem__,
+                list(range(LENGTH)),
+                str(folder / name),
+                chunk_size=500,
+                num_workers=1,
+                verbose=False,
+            )
     sources = [StreamingDataset(str(folder / name), shuffle=True, seed=SEED) for name in weights]
-    mix = CombinedStreamingDataset(sources, SEED, list(weights.values()), iterate_over_all=False, force_override_state_dict=True)
+    mix = CombinedStreamingDataset(
+        sources, SEED, list(weights.values()), iterate_over_all=False, force_override_state_dict=True
+    )
     loader = StreamingDataLoader(mix, batch_size=batch_size, num_workers=0, collate_fn=plain)
     if state is not None:
         loader.load_state_dict(state)
@@ -125,7 +141,9 @@ def hugging_face(folder: Path, weights: dict[str, int], batch_size: int, state: 
     from datasets import IterableDataset, interleave_datasets
 
     made = [{"begin": Source(name).begin, "shards": list(range(LENGTH // 100))} for name in weights]
-    sources = [IterableDataset.from_generator(records, gen_kwargs=kwargs).shuffle(seed=SEED, buffer_size=1) for kwargs in made]
+    sources = [
+        IterableDataset.from_generator(records, gen_kwargs=kwargs).shuffle(seed=SEED, buffer_size=1) for kwargs in made
+    ]
     shares = [weight / sum(weights.values()) for weight in weights.values()]
     batched = interleave_datasets(sources, shares, seed=SEED).batch(batch_size)
     if state is not None:
@@ -145,7 +163,9 @@ def lhotse(folder: Path, weights: dict[str, int], batch_size: int, state: Any, s
     sampler = DynamicCutSampler(mix, max_cuts=batch_size, shuffle=True, seed=SEED)
     if state is not None:
         sampler.load_state_dict(copy.deepcopy(state))
-    return Opened(lambda: ([int(cut.id) for cut in cuts] for cuts in sampler), lambda: copy.deepcopy(sampler.state_dict()))
+    return Opened(
+        lambda: ([int(cut.id) for cut in cuts] for cuts in sampler), lambda: copy.deepcopy(sampler.state_dict())
+    )
 
 
 MIXES: dict[str, Callable[[Any, dict[str, int], int, Any, bool], Opened]] = {
@@ -183,7 +203,7 @@ def works(open_: Callable[..., Opened], folder: Path, change: str, workers: int 
     if change != "batch size":
         parts = [[number for number in parts[0] if number // 10_000 == place] for place in range(len(BEFORE))]
 
-    weights, batch_size = CHANGES[change]
+    weights, batch_size = CHANGES.get(change, (BEFORE, 8))
     loader = open_(folder, weights, batch_size, state, False)
     assert loader.state is not None
     batches = loader.epoch()
@@ -220,6 +240,8 @@ def question(name: str, folder: Path) -> Answer:
                 wrong[change] = works(unmixed(name, 2), folder, change, 2)
             else:
                 wrong[change] = works(MIXES[name], folder, change)
+                if wrong[change].endswith("lost"):
+                    wrong[change] += f" ({CONTROL}: {works(MIXES[name], folder, CONTROL) or 'exact'})"
         except Exception as error:
             wrong[change] = said(error)
     good = ", ".join(change for change, what in wrong.items() if not what)

@@ -1,7 +1,7 @@
 """At the end of an epoch, before the next one is asked for: has its loading begun?
 
-Two worker processes, which stay between epochs where that is an option. After the last batch of an epoch, the program waits and counts the samples
-that have been read.
+Two worker processes, which stay between epochs where that is an option. After the last batch of an epoch, the program
+waits and counts the samples that have been read.
 
 - *loads ahead*: samples of the next epoch are read before anybody asks;
 - *waits*: nothing is read within 4 s, so that the first batch of every epoch is waited for.

@@ -1,6 +1,8 @@
-"""Workers are actors on a Ray cluster: is the order that of any number of workers, what if one is killed, and does an epoch go on from its middle?
+"""Workers are actors on a Ray cluster: is the order that of any number of workers, what if one is killed, and does an
+epoch go on from its middle?
 
-- *exact*: the same batches with 2 and 3 workers, and when a worker is killed; and the rest of an epoch, resumed in the middle with 3 workers after 2;
+- *exact*: the same batches with 2 and 3 workers, and when a worker is killed; and the rest of an epoch, resumed in the
+  middle with 3 workers after 2;
 - *no state*: it cannot be resumed in the middle;
 - *differs*: something else came.
 """
@@ -33,7 +35,10 @@ def question(name: str, folder: Path) -> Answer:
     came = sum(map(len, fatal))
     told = [
         f"with 3 workers {'the same order' if others == expected else 'another order'}",
-        f"after a worker was killed {came} of {job.n} samples, {'in the same order' if fatal == expected else 'in another order'}",
+        (
+            f"after a worker was killed {came} of {job.n} samples, "
+            f"{'in the same order' if fatal == expected else 'in another order'}"
+        ),
     ]
     opened = PEERS[name].open(folder, job)
     found = taken(opened.epoch(), 40)

@@ -1,10 +1,10 @@
 """How each loader is set up for the programs in this folder, as its own documentation says, and what they all share.
 
-The data are the numbers 0, 1, 2, ... in shards of uneven lengths, so that a batch says by itself what is in it. A loader that has a format of its
-own gets the same numbers in that format.
+The data are the numbers 0, 1, 2, ... in shards of uneven lengths, so that a batch says by itself what is in it. A
+loader that has a format of its own gets the same numbers in that format.
 
-A program is a question, and its ``CLAIMS`` have the answers that docs/comparison.md gives. It asks each loader in a process of its own, because
-some of them hang, and prints a line for each:
+A program is a question, and its ``CLAIMS`` have the answers that docs/comparison.md gives. It asks each loader in a
+process of its own, because some of them hang, and prints a line for each:
 
     StatefulDataLoader 0.11.0 | exact | 2 samples read again | holds
 
@@ -44,7 +44,7 @@ Answer = tuple[str, str]  # the finding in a word or two, and what is behind it
 Question = Callable[[str, Path], Answer]  # asks the loader of that name, and may use the folder
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- the data
+# ------------------------------------------------------------------------------------------------------------- the data
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def plain(batch: Any) -> Any:
     return batch
 
 
-# -------------------------------------------------------------------------------------------------------------------------- the loaders
+# ---------------------------------------------------------------------------------------------------------- the loaders
 
 
 class ByIndex:
@@ -170,8 +170,13 @@ def penstock(folder: Path, job: Job) -> Opened:
     common = {"batch_size": job.batch_size, "shuffle": job.shuffle, "seed": SEED, "num_workers": job.workers}
     common |= {"rank": job.rank, "world_size": job.ranks, "collate_fn": plain}
     if job.kept or job.held:
-        steps = [*([penstock.Filter(job.kept)] if job.kept else []), *([penstock.Shuffle(job.held)] if job.held else [])]
-        data: Any = penstock.Stream(24, OneShard(job), epoch_size=job.n // 2, lanes=8, steps=steps, bookmarks=str(folder / "bookmarks"))
+        steps = [
+            *([penstock.Filter(job.kept)] if job.kept else []),
+            *([penstock.Shuffle(job.held)] if job.held else []),
+        ]
+        data: Any = penstock.Stream(
+            24, OneShard(job), epoch_size=job.n // 2, lanes=8, steps=steps, bookmarks=str(folder / "bookmarks")
+        )
     else:
         data = ByIndex(job)
     if job.elsewhere:
@@ -226,7 +231,9 @@ def nodes(folder: Path, job: Job) -> Opened:
             sampler = RandomSampler(data, generator=Generator().manual_seed(SEED))
         node = tn.Batcher(tn.SamplerWrapper(sampler), job.batch_size, drop_last=False)
     if job.workers:
-        node = tn.ParallelMapper(node, data.batch, num_workers=job.workers, method="process", multiprocessing_context="fork")
+        node = tn.ParallelMapper(
+            node, data.batch, num_workers=job.workers, method="process", multiprocessing_context="fork"
+        )
         node = tn.Prefetcher(node, prefetch_factor=2)
     else:
         node = tn.Mapper(node, data.batch)
@@ -242,7 +249,11 @@ def grain(folder: Path, job: Job) -> Opened:
     if job.kept:
         data = data[job.rank :: job.ranks].filter(job.kept)
     elif job.ranks > 1:
-        share = iter(gr.experimental.ElasticIterator(data, job.batch_size * job.ranks, gr.sharding.ShardOptions(job.rank, job.ranks)))
+        share = iter(
+            gr.experimental.ElasticIterator(
+                data, job.batch_size * job.ranks, gr.sharding.ShardOptions(job.rank, job.ranks)
+            )
+        )
         return Opened(lambda: share, share.get_state, share.set_state)
     read = data.to_iter_dataset().batch(job.batch_size)
     if job.workers:
@@ -298,9 +309,16 @@ def mds(folder: Path, job: Job) -> Opened:
 
     if job.ranks == 1:
         clean_stale_shared_memory()
-    data = Numbers(local=str(written(folder, "mds", write_mds, job)), batch_size=job.batch_size, shuffle=job.shuffle, shuffle_seed=SEED)
+    data = Numbers(
+        local=str(written(folder, "mds", write_mds, job)),
+        batch_size=job.batch_size,
+        shuffle=job.shuffle,
+        shuffle_seed=SEED,
+    )
     persistent = job.persistent and job.workers > 0
-    loader = StreamingDataLoader(data, batch_size=job.batch_size, num_workers=job.workers, persistent_workers=persistent)
+    loader = StreamingDataLoader(
+        data, batch_size=job.batch_size, num_workers=job.workers, persistent_workers=persistent
+    )
     return Opened(lambda: iter(loader), loader.state_dict, loader.load_state_dict)
 
 
@@ -311,17 +329,30 @@ def of_shard(job: Job, shard: int) -> Iterator[int]:
 def write_litdata(folder: Path, job: Job) -> None:
     from litdata import optimize
 
-    optimize(functools.partial(of_shard, job), list(range(24)), str(folder), chunk_size=100 * job.scale, num_workers=1, verbose=False)
+    optimize(
+        functools.partial(of_shard, job),
+        list(range(24)),
+        str(folder),
+        chunk_size=100 * job.scale,
+        num_workers=1,
+        verbose=False,
+    )
 
 
 def litdata(folder: Path, job: Job) -> Opened:
     from litdata import StreamingDataLoader, StreamingDataset
 
     data = StreamingDataset(
-        str(written(folder, "litdata", write_litdata, job)), shuffle=job.shuffle, drop_last=job.ranks > 1, seed=SEED, transform=job.read
+        str(written(folder, "litdata", write_litdata, job)),
+        shuffle=job.shuffle,
+        drop_last=job.ranks > 1,
+        seed=SEED,
+        transform=job.read,
     )
     persistent = job.persistent and job.workers > 0
-    loader = StreamingDataLoader(data, batch_size=job.batch_size, num_workers=job.workers, collate_fn=plain, persistent_workers=persistent)
+    loader = StreamingDataLoader(
+        data, batch_size=job.batch_size, num_workers=job.workers, collate_fn=plain, persistent_workers=persistent
+    )
     return Opened(lambda: iter(loader), loader.state_dict, loader.load_state_dict)
 
 
@@ -339,7 +370,9 @@ def hugging_face(folder: Path, job: Job) -> Opened:
     from datasets import IterableDataset
 
     unrecorded = dataclasses.replace(job, kept=None)
-    data = IterableDataset.from_generator(functools.partial(records, unrecorded), gen_kwargs={"shards": list(range(24))})
+    data = IterableDataset.from_generator(
+        functools.partial(records, unrecorded), gen_kwargs={"shards": list(range(24))}
+    )
     if job.shuffle:
         data = data.shuffle(seed=SEED, buffer_size=job.held or 1)
     if job.kept:
@@ -352,7 +385,9 @@ def hugging_face(folder: Path, job: Job) -> Opened:
     loader = StatefulDataLoader(
         data, batch_size=job.batch_size, num_workers=job.workers, collate_fn=plain, persistent_workers=job.persistent
     )
-    return Opened(lambda: ([record["number"] for record in batch] for batch in loader), loader.state_dict, loader.load_state_dict)
+    return Opened(
+        lambda: ([record["number"] for record in batch] for batch in loader), loader.state_dict, loader.load_state_dict
+    )
 
 
 def write_tars(folder: Path, job: Job) -> None:
@@ -378,7 +413,9 @@ def webdataset(folder: Path, job: Job) -> Opened:
     if job.held:
         data = data.shuffle(job.held)
     data = data.batched(job.batch_size, collation_fn=plain)
-    loader = wds.WebLoader(data, batch_size=None, num_workers=job.workers, persistent_workers=job.persistent and job.workers > 0)
+    loader = wds.WebLoader(
+        data, batch_size=None, num_workers=job.workers, persistent_workers=job.persistent and job.workers > 0
+    )
     return Opened(lambda: iter(loader), getattr(loader, "state_dict", None), getattr(loader, "load_state_dict", None))
 
 
@@ -387,7 +424,9 @@ def write_energon(folder: Path, job: Job) -> None:
 
     write_tars(folder, job)
     names = sorted(path.name for path in folder.glob("*.tar"))
-    WebdatasetPreparator.prepare_dataset(folder, names, split_parts_ratio=[("train", 1.0), ("val", 0.0), ("test", 0.0)], workers=1)
+    WebdatasetPreparator.prepare_dataset(
+        folder, names, split_parts_ratio=[("train", 1.0), ("val", 0.0), ("test", 0.0)], workers=1
+    )
     (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
 
@@ -459,7 +498,10 @@ def ray_data(folder: Path, job: Job) -> Opened:
     if job.shuffle:
         data = data.random_shuffle(seed=SEED)
     data = data.map_batches(
-        ReadThere, fn_constructor_args=(job,), batch_size=job.batch_size, compute=ray.data.ActorPoolStrategy(size=max(job.workers, 1))
+        ReadThere,
+        fn_constructor_args=(job,),
+        batch_size=job.batch_size,
+        compute=ray.data.ActorPoolStrategy(size=max(job.workers, 1)),
     )
     return Opened(lambda: (batch["id"] for batch in data.iter_batches(batch_size=job.batch_size)))
 
@@ -483,7 +525,9 @@ def olmo(folder: Path, job: Job) -> Opened:
             return item
 
     place = written(folder, "olmo", write_olmo, job)
-    data = Numbers(place / "numbers.npy", sequence_length=1, pad_token_id=0, eos_token_id=0, vocab_size=job.n, dtype=np.uint32)
+    data = Numbers(
+        place / "numbers.npy", sequence_length=1, pad_token_id=0, eos_token_id=0, vocab_size=job.n, dtype=np.uint32
+    )
     data.work_dir = place
     data.prepare()
     loader = NumpyDataLoaderBase.wrap_numpy_dataset(
@@ -522,7 +566,10 @@ def write_cuts(folder: Path, job: Job) -> None:
 
 
 def lhotse(folder: Path, job: Job) -> Opened:
-    """Saved and restored as in https://github.com/lhotse-speech/lhotse/pull/417. A number is a recording of 1 to 7 s."""
+    """Saved and restored as in https://github.com/lhotse-speech/lhotse/pull/417.
+
+    A number is a recording of 1 to 7 s.
+    """
     from lhotse import CutSet
     from lhotse.dataset import DynamicBucketingSampler
     from torch.utils.data import DataLoader, Dataset
@@ -544,7 +591,11 @@ def lhotse(folder: Path, job: Job) -> Opened:
     if job.kept:
         sampler = sampler.filter(lambda cut: job.kept(int(cut.id)))
     loader: Any = DataLoader(
-        Numbers(), sampler=sampler, batch_size=None, num_workers=job.workers, persistent_workers=job.persistent and job.workers > 0
+        Numbers(),
+        sampler=sampler,
+        batch_size=None,
+        num_workers=job.workers,
+        persistent_workers=job.persistent and job.workers > 0,
     )
     begun = False
 
@@ -554,7 +605,9 @@ def lhotse(folder: Path, job: Job) -> Opened:
         begun = True
         return iter(loader)
 
-    return Opened(epoch, lambda: copy.deepcopy(sampler.state_dict()), lambda state: sampler.load_state_dict(copy.deepcopy(state)))
+    return Opened(
+        epoch, lambda: copy.deepcopy(sampler.state_dict()), lambda state: sampler.load_state_dict(copy.deepcopy(state))
+    )
 
 
 @dataclass(frozen=True)
@@ -597,7 +650,7 @@ def written(folder: Path, name: str, write: Callable[[Path, Job], None], job: Jo
     return place
 
 
-# ------------------------------------------------------------------------------------------------------------------------- the programs
+# --------------------------------------------------------------------------------------------------------- the programs
 
 
 def taken(batches: Iterator[Any], count: int) -> list[list[int]]:
@@ -687,7 +740,11 @@ def main(claims: dict[str, str], question: Question) -> None:
 def asked(question: Question, name: str) -> Answer:
     """The answer of one loader, from a forked process: nothing of what it starts survives."""
     start = time.monotonic()
-    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryFile("w+") as answer,
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         sys.stdout.flush()
         if not (child := os.fork()):
             os.setsid()

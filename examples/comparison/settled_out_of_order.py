@@ -1,7 +1,8 @@
-"""Ten batches are taken, all but the third and the fifth are finished, and the run stops: does it get these two again, and nothing twice?
+"""Ten batches are taken, all but the third and the fifth are finished, and the run stops: does it get these two again,
+and nothing twice?
 
-As when rollouts are generated for batches and are done in any order. Two worker processes, shuffled. Loaders that cannot be told which batches are finished
-save their state after the tenth.
+As when rollouts are generated for batches and are done in any order. Two worker processes, shuffled. Loaders that
+cannot be told which batches are finished save their state after the tenth.
 
 - *each once*: the samples of the two batches come again within the next hundred batches, and none of the others;
 - *loses samples*: some of the two batches do not;
@@ -41,7 +42,13 @@ def with_ledger(job: Job) -> tuple[list[list[int]], list[list[int]]]:
     import penstock
 
     def ledger() -> penstock.Ledger[Any]:
-        words: dict[str, Any] = {"shuffle": True, "seed": SEED, "num_workers": job.workers, "collate_fn": plain, "infinite": True}
+        words: dict[str, Any] = {
+            "shuffle": True,
+            "seed": SEED,
+            "num_workers": job.workers,
+            "collate_fn": plain,
+            "infinite": True,
+        }
         return penstock.Ledger(penstock.Loader.from_dataset(ByIndex(job), job.batch_size, **words))
 
     with ledger() as first:

@@ -1,9 +1,11 @@
 """Ask all loaders everything, and write the tables of docs/comparison.md and examples/measurements/comparison.md.
 
     python table.py                                      # the loaders that are installed here
-    python table.py --pythons ../a/bin/python ../b/bin/python --docs ../../docs/comparison.md ../measurements/comparison.md
+    python table.py --pythons ../a/bin/python ../b/bin/python --docs ../../docs/comparison.md
+    ../measurements/comparison.md
 
-Not all loaders go into one environment (MosaicML Streaming wants an older NumPy): each is asked with the first of the Pythons that has it.
+Not all loaders go into one environment (MosaicML Streaming wants an older NumPy): each is asked with the first of the
+Pythons that has it.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def overview(found: dict[tuple[str, str], Row]) -> str:
         lines += ["", "| | " + " | ".join(PROGRAMS[program] for program in some) + " |", "|---" * (1 + len(some)) + "|"]
         for name in [name for name in PEERS if name in names]:
             cells = [found[program, name].found if (program, name) in found else "-" for program in some]
-            lines.append(f"| {f'**{name}**' if name == 'penstock' else name} {names[name]} | " + " | ".join(cells) + " |")
+            lines.append(
+                f"| {f'**{name}**' if name == 'penstock' else name} {names[name]} | " + " | ".join(cells) + " |"
+            )
     return "\n".join(lines)
 
 
@@ -84,7 +88,9 @@ def details(found: dict[tuple[str, str], Row]) -> str:
     for program in PROGRAMS:
         for name in [name for name in PEERS if (program, name) in found]:
             row = found[program, name]
-            lines.append(f"| `{program}` | {name} | {row.found} | {row.why.replace('<', '&lt;').replace('_', chr(92) + '_')} |")
+            lines.append(
+                f"| `{program}` | {name} | {row.found} | {row.why.replace('<', '&lt;').replace('_', chr(92) + '_')} |"
+            )
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """Resume after 10, 30, 50, 70 and 90 % of an epoch: does it take longer, the further the epoch is?
 
-In one process, shuffled. Measured are the CPU time from building the loader to the first batch, the least of three, which depends little on what
-else the machine does; and how many samples are read before that batch. Loaders that read by index get a million samples, the others 47,000 (Grain 95,000, Lhotse 9,500), in 24 shards.
+In one process, shuffled. Measured are the CPU time from building the loader to the first batch, the least of three,
+which depends little on what else the machine does; and how many samples are read before that batch. Loaders that read
+by index get a million samples, the others 47,000 (Grain 95,000, Lhotse 9,500), in 24 shards.
 
 - *constant*: the position does not matter;
 - *parts of shards*: as before, but the open shards are read again up to where they were: over 500 samples;
@@ -72,13 +73,19 @@ def question(name: str, folder: Path) -> Answer:
             done = place
             states.append(opened.state())
     opened.close()
-    times = [min(resumed(name, folder, job, place, state) for _ in range(3)) for place, state in zip(places, states, strict=True)]
+    times = [
+        min(resumed(name, folder, job, place, state) for _ in range(3))
+        for place, state in zip(places, states, strict=True)
+    ]
     reads = []
     for number, (place, state) in enumerate(zip(places, states, strict=True)):
         counting = dataclasses.replace(job, reads=str(folder / f"reads {number}"))
         resumed(name, folder, counting, place, state)
         reads.append(max(counting.count() - job.batch_size, 0))
-    why = f"{', '.join(f'{1000 * took:.1f}' for took in times)} ms of CPU time to the first batch; {', '.join(f'{count:,}' for count in reads)} samples read before it"
+    why = (
+        f"{', '.join(f'{1000 * took:.1f}' for took in times)} ms of CPU time to the first batch; "
+        f"{', '.join(f'{count:,}' for count in reads)} samples read before it"
+    )
     if opened.state is None:
         return "reads again", why
     if times == sorted(times) and times[-1] > times[1] + 0.01:

@@ -1,7 +1,8 @@
 """Shards of uneven lengths, a filter, 4 ranks: do all ranks get the same number of batches?
 
-If they do not, DistributedDataParallel hangs at the end of the epoch: some ranks wait for gradients of others that have no batch. Ranks are
-processes; the shards are dealt to them as each loader deals shards. MosaicML Streaming, LitData and OLMo-core have no filter, and get all samples.
+If they do not, DistributedDataParallel hangs at the end of the epoch: some ranks wait for gradients of others that have
+no batch. Ranks are processes; the shards are dealt to them as each loader deals shards. MosaicML Streaming, LitData and
+OLMo-core have no filter, and get all samples.
 
 - *equal*: every rank has as many batches;
 - *uneven*: not.

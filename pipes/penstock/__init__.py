@@ -16,7 +16,8 @@ Each package is one room. A room imports only from the rooms listed below it::
     formats        data in files of common formats: one file per format
     nodes, orders, statistics  the public names of _nodes, _random and _observe, and nothing else
     integrations   one file per trainer
-    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several; what one pass over a dataset finds
+    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several; what one pass over a dataset
+                   finds
     _loader        Loader: where an iterator starts, the saved state, the graph of from_dataset
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, plots
     _nodes         the node contract, and one file per node
@@ -28,7 +29,8 @@ Each package is one room. A room imports only from the rooms listed below it::
     _files         files, local or remote: paths, versions, copies, compression; knows no shards and no formats
     _errors, _statistics, _arguments
 
-A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memory)`` on the way in, and back out in reverse.
+A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memory)`` on the way in, and back out in
+reverse.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +46,16 @@ if TYPE_CHECKING:
     from penstock._datasets.lengths import lengths
     from penstock._datasets.mix import Mix
     from penstock._datasets.resident import Resident
-    from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
+    from penstock._errors import (
+        ClosedError,
+        GraphError,
+        PenstockError,
+        SampleError,
+        SourceError,
+        StateError,
+        StateMismatch,
+        WorkerDied,
+    )
     from penstock._fetch.error_policy import SKIP
     from penstock._fetch.padding import pad
     from penstock._fetch.sample import Sample, sample
@@ -105,7 +116,16 @@ _HOMES = {
     "_datasets.lengths": ("lengths",),
     "_datasets.mix": ("Mix",),
     "_datasets.resident": ("Resident",),
-    "_errors": ("ClosedError", "GraphError", "PenstockError", "SampleError", "SourceError", "StateError", "StateMismatch", "WorkerDied"),
+    "_errors": (
+        "ClosedError",
+        "GraphError",
+        "PenstockError",
+        "SampleError",
+        "SourceError",
+        "StateError",
+        "StateMismatch",
+        "WorkerDied",
+    ),
     "_fetch.error_policy": ("SKIP",),
     "_fetch.padding": ("pad",),
     "_fetch.sample": ("Sample", "sample"),
@@ -143,7 +163,9 @@ if not TYPE_CHECKING:  # a type checker would accept any name because of it
         for door in ("formats", "nodes", "orders", "statistics") if not name.startswith("_") else ():
             if name in importlib.import_module(f"{__name__}.{door}").__all__:
                 hint = f": write penstock.{door}.{name}"
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__]
+        )
 
     def _loaded(door: dict[str, object], name: str, home: str) -> object:
         """Import ``name`` from its ``home``, and add it to ``door``, the names of a public module."""
@@ -153,8 +175,9 @@ if not TYPE_CHECKING:  # a type checker would accept any name because of it
             value = door[name] = getattr(importlib.import_module(f"penstock.{home}"), name)
         return value
 
-    # Our packages, and torch even more, may fail or crash if several threads import them at once. None of them asks this module for a name
-    # during its own import, so the thread that holds the lock never waits for one that waits for the lock.
+    # Our packages, and torch even more, may fail or crash if several threads import them at once. None of them asks
+    # this module for a name during its own import, so the thread that holds the lock never waits for one that waits for
+    # the lock.
     _importing = _thread.RLock()
 
     def _unlock_after_fork() -> None:

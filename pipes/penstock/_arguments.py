@@ -14,7 +14,9 @@ import re
 from typing import Any, Final
 
 LONGEST_S = 2_000_000.0
-"""A time-out this long (23 days) or longer counts as none, because system calls count milliseconds in 32 bits, which overflow soon after."""
+"""A time-out this long (23 days) or longer counts as none, because system calls count milliseconds in 32 bits, which
+overflow soon after.
+"""
 
 
 def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: str = "") -> int:
@@ -69,7 +71,10 @@ def joined(checksums: list[str]) -> str | None:
 
 
 def shortened(said: dict[str, Any], most: int = 400) -> dict[str, Any] | str:
-    """``said``, if its JSON has at most ``most`` characters. Otherwise with checksums for its values, or, if that is too long, one checksum."""
+    """``said``, if its JSON has at most ``most`` characters.
+
+    Otherwise with checksums for its values, or, if that is too long, one checksum.
+    """
     for one in (said, {name: _checksum_of(value) for name, value in said.items()}):
         if len(json.dumps(one)) <= most:
             return one
@@ -87,12 +92,18 @@ _FEW: Final = 6
 
 
 class Shown:
-    """A class whose ``repr`` is one line: its name and `details`. It loads nothing and never raises, whatever state the object is in."""
+    """A class whose ``repr`` is one line: its name and `details`.
+
+    It loads nothing and never raises, whatever state the object is in.
+    """
 
     __slots__ = ()
 
     def details(self) -> dict[str, Any]:
-        """Names and values to show in the ``repr`` and the drawn graph. Must not load data, start anything or take long."""
+        """Names and values to show in the ``repr`` and the drawn graph.
+
+        Must not load data, start anything or take long.
+        """
         return {}
 
     def __repr__(self) -> str:
@@ -102,7 +113,9 @@ class Shown:
 
 def called(name: str, words: dict[str, str]) -> str:
     """``name(word=value, …)``, or just ``name``, on one line of at most `LONGEST_LINE` characters."""
-    return cut(f"{name}({', '.join(f'{word}={value}' for word, value in words.items())})" if words else name, LONGEST_LINE)
+    return cut(
+        f"{name}({', '.join(f'{word}={value}' for word, value in words.items())})" if words else name, LONGEST_LINE
+    )
 
 
 def shown_details(one: Any) -> dict[str, str]:
@@ -114,7 +127,10 @@ def shown_details(one: Any) -> dict[str, str]:
 
 
 def brief(value: Any) -> str:
-    """``value`` in a few characters. Other people's objects are shown by type, because their ``repr`` might read a disk or wait for a device."""
+    """``value`` in a few characters.
+
+    Other people's objects are shown by type, because their ``repr`` might read a disk or wait for a device.
+    """
     kind = type(value)
     try:
         if value is None or kind in (bool, int, float):
@@ -129,7 +145,11 @@ def brief(value: Any) -> str:
             shown = [brief(one) for one in value[:_FEW]] + [f"… {len(value)} items"] * (len(value) > _FEW)
             text = f"[{', '.join(shown)}]" if kind is list else f"({', '.join(shown)})"
         elif kind is dict:
-            text = f"{{{', '.join(f'{brief(key)}: {brief(one)}' for key, one in value.items()) if len(value) <= _FEW else f'{len(value)} items'}}}"
+            few = len(value) <= _FEW
+            items = (
+                ", ".join(f"{brief(key)}: {brief(one)}" for key, one in value.items()) if few else f"{len(value)} items"
+            )
+            text = f"{{{items}}}"
         elif kind.__module__ == "torch" and kind.__name__ in ("device", "dtype"):
             text = str(value)
         elif isinstance(value, type) or (callable(value) and isinstance(getattr(value, "__qualname__", None), str)):
@@ -156,6 +176,9 @@ def nbytes_of(name: str, value: Any) -> int:
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGTP]?)(i?)B\s*", value)
         if not found:
-            raise ValueError(f"{name}={value!r} is not a size. Pass a number of bytes, or a string such as '200GB', '64MiB' or '1.5TB'.")
+            raise ValueError(
+                f"{name}={value!r} is not a size. Pass a number of bytes, or a string such as '200GB', '64MiB' or "
+                f"'1.5TB'."
+            )
         value = int(float(found[1]) * (1024 if found[3] else 1000) ** " kMGTP".index(found[2] or " "))
     return whole_number(name, value, 1)

@@ -26,7 +26,9 @@ class WorkerTraceback(Exception):
 def hide_internal_frames(exc: BaseException) -> None:
     """Start the traceback of an error in user code at the user's own frame; our frames above it are noise."""
     entry = exc.__traceback__
-    while entry is not None and entry.tb_frame.f_globals.get("__name__", "").startswith(("penstock.", "torchdata.nodes.")):
+    while entry is not None and entry.tb_frame.f_globals.get("__name__", "").startswith(
+        ("penstock.", "torchdata.nodes.")
+    ):
         entry = entry.tb_next
     if entry is not None or isinstance(exc.__cause__, WorkerTraceback):
         with contextlib.suppress(Exception):  # a frozen exception keeps its traceback
@@ -34,10 +36,11 @@ def hide_internal_frames(exc: BaseException) -> None:
 
 
 def is_own_error(exc: BaseException) -> bool:
-    """Whether ``exc`` was raised by the code itself, and not by Ctrl-C or a signal handler, which may run between any two lines.
+    """Whether ``exc`` was raised by the code itself, and not by Ctrl-C or a signal handler, which may run between any
+    two lines.
 
-    An exception comes from a handler if its traceback has a frame of an installed handler. A handler that is not a Python function leaves
-    no frame.
+    An exception comes from a handler if its traceback has a frame of an installed handler. A handler that is not a
+    Python function leaves no frame.
     """
     if not isinstance(exc, Exception | SystemExit | GeneratorExit):
         return False
@@ -66,7 +69,9 @@ def _code(handler: object) -> object:
 
 
 class Once:
-    """Tells the first call with some arguments from later ones, for messages that are said once: by an object that has one, or by this process."""
+    """Tells the first call with some arguments from later ones, for messages that are said once: by an object that has
+    one, or by this process.
+    """
 
     def __init__(self) -> None:
         self.said: set[tuple[object, ...]] = set()
@@ -115,8 +120,9 @@ class SourceError(PenstockError, RuntimeError):
     def after(cls, error: BaseException) -> SourceError:
         """The refusal to continue after ``error``."""
         refusal = cls(
-            f"a source of this graph raised {type(error).__name__} earlier, so its position is unknown: continuing might lose samples or deal them "
-            f"to the wrong ranks. Load a state (the loader's own is enough: loader.load_state_dict(loader.state_dict())), or choose an epoch with set_epoch."
+            f"a source of this graph raised {type(error).__name__} earlier, so its position is unknown: continuing "
+            f"might lose samples or deal them to the wrong ranks. Load a state (the loader's own is enough: "
+            f"loader.load_state_dict(loader.state_dict())), or choose an epoch with set_epoch."
         )
         refusal.__cause__ = error
         return refusal

@@ -1,4 +1,6 @@
-"""Frozen objects that say what each part of a loader has done and how long it took, so that a slow or failing run explains itself."""
+"""Frozen objects that say what each part of a loader has done and how long it took, so that a slow or failing run
+explains itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations of something repeated. Percentiles are exact to an eighth of their value, the maximum to the nanosecond.
+    """Durations of something repeated.
+
+    Percentiles are exact to an eighth of their value, the maximum to the nanosecond.
 
     Attributes:
         count: Number of measurements.
@@ -49,13 +53,18 @@ class Durations:
         return cls(count, total_s, p50, p95, max_s, slowest, tuple(counts[: last + 1]))
 
     def since(self, earlier: Durations) -> Durations:
-        """The measurements after ``earlier``. Unless one of them is the longest so far, the maximum is exact to a quarter, and `slowest` unknown."""
+        """The measurements after ``earlier``.
+
+        Unless one of them is the longest so far, the maximum is exact to a quarter, and `slowest` unknown.
+        """
         before = (*earlier.counts, *[0] * len(self.counts))
         counts = [n - m for n, m in zip(self.counts, before, strict=False)]
         if self.max_s > earlier.max_s:
             return self.of(counts, self.total_s - earlier.total_s, self.max_s, self.slowest)
         last = max((number for number, n in enumerate(counts) if n), default=0)
-        return self.of(counts, self.total_s - earlier.total_s, min(self.max_s, (5 + last % 4) * 2.0 ** (last // 4 + 1) / 1e9))
+        return self.of(
+            counts, self.total_s - earlier.total_s, min(self.max_s, (5 + last % 4) * 2.0 ** (last // 4 + 1) / 1e9)
+        )
 
 
 @final
@@ -117,7 +126,8 @@ class WorkerStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class CopyStatistics:
-    """What all processes of this host have done with the copies of a dataset's files (``cache_dir=``) since the dataset was built.
+    """What all processes of this host have done with the copies of a dataset's files (``cache_dir=``) since the dataset
+    was built.
 
     Attributes:
         hits: Files opened from an existing copy, including copies fetched ahead.
@@ -139,16 +149,16 @@ class CopyStatistics:
 class NodeStatistics:
     """What one node of the graph has done.
 
-    A node without its own thread works only when the node downstream requests an item, so most of its time is ``consumer_wait_s``.
-    The time of a node that overrides ``next`` counts as its source's.
+    A node without its own thread works only when the node downstream requests an item, so most of its time is
+    ``consumer_wait_s``. The time of a node that overrides ``next`` counts as its source's.
 
     Attributes:
         name: The node's class.
         items: Items delivered downstream, not counting markers.
         items_per_s: Items per second since the node began.
         source_wait_s: Seconds spent waiting for its source, including the source's work if that has no thread.
-        consumer_wait_s: Seconds spent waiting for a request. With workers or its own thread: seconds in which everything that it may
-            read ahead was ready.
+        consumer_wait_s: Seconds spent waiting for a request. With workers or its own thread: seconds in which
+            everything that it may read ahead was ready.
         work_s: Seconds of work, over all its workers.
         ready: Items ready now.
         ready_mean: Items ready when one was requested, on average.
@@ -180,12 +190,16 @@ class NodeStatistics:
         if workers is not None and earlier.workers is not None:
             available_s = max(1, workers.workers) * elapsed_s
             share = min(1.0, work_s / available_s) if available_s else 0.0
-            workers = dataclasses.replace(workers, busy_share=share, **_less(workers, earlier.workers, "wait_s", "tasks", "restarts"))
+            workers = dataclasses.replace(
+                workers, busy_share=share, **_less(workers, earlier.workers, "wait_s", "tasks", "restarts")
+            )
         return dataclasses.replace(
             self,
             **_less(self, earlier, "items", "source_wait_s", "consumer_wait_s", "work_s", "errors"),
             items_per_s=items / elapsed_s if elapsed_s else 0.0,
-            ready_mean=max(0.0, self.ready_mean * self.items - earlier.ready_mean * earlier.items) / items if items else 0.0,
+            ready_mean=max(0.0, self.ready_mean * self.items - earlier.ready_mean * earlier.items) / items
+            if items
+            else 0.0,
             workers=workers,
         )
 
@@ -195,8 +209,9 @@ class NodeStatistics:
 class LoaderStatistics:
     """Where a loader's time went, from its first batch until now.
 
-    ``load``, ``transform`` and ``collate`` are measured where the work is done, except in each worker's first batch, which opens files and
-    imports modules. If samples take less than 100 µs, some batches are not measured: the shorter the samples, the more, up to 255 of 256.
+    ``load``, ``transform`` and ``collate`` are measured where the work is done, except in each worker's first batch,
+    which opens files and imports modules. If samples take less than 100 µs, some batches are not measured: the shorter
+    the samples, the more, up to 255 of 256.
 
     Attributes:
         nodes: One for each node, from the source to the root.
@@ -205,8 +220,8 @@ class LoaderStatistics:
         epochs: Epochs whose end was reached.
         elapsed_s: Seconds since the first batch was requested.
         samples_per_s: Samples delivered per second, not counting the wait for the first batch.
-        stall_share: The share of its time that the loop waited for batches, from 0 to 1; the rest is training steps. The wait for the very
-            first batch and the loop's work between epochs do not count.
+        stall_share: The share of its time that the loop waited for batches, from 0 to 1; the rest is training steps.
+            The wait for the very first batch and the loop's work between epochs do not count.
         first_wait_s: The wait for the very first batch, while workers start.
         waits: Waits for batches, except the first of an epoch.
         epoch_start_waits: Waits for the first batch of an epoch, except the very first.
@@ -217,9 +232,10 @@ class LoaderStatistics:
         pack: Per batch: moving it out of the worker process, measured there.
         transfer: Per batch: receiving it from the worker process, measured here.
         to_device: Per batch: pinning it, or starting its copy to the device.
-        load_cpu_share: The share of ``load`` and ``transform`` in which the worker computed or waited for a free core, from 0 to 1. In the
-            rest it waited for a disk, a network or a lock. None if the platform does not report it.
-        lock_wait_share: How often a worker thread that wanted Python's lock found it taken, from 0 to 1; None without threads.
+        load_cpu_share: The share of ``load`` and ``transform`` in which the worker computed or waited for a free core,
+            from 0 to 1. In the rest it waited for a disk, a network or a lock. None if the platform does not report it.
+        lock_wait_share: How often a worker thread that wanted Python's lock found it taken, from 0 to 1; None without
+            threads.
         copies: Use of the copies of the dataset's files; None if none are kept.
     """
 
@@ -255,7 +271,8 @@ class LoaderStatistics:
     def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
         """What the same loader has done after ``earlier``, for example in the last minute.
 
-        ``load_cpu_share`` and ``lock_wait_share`` are sampled too rarely for that, and keep the values of the whole run.
+        ``load_cpu_share`` and ``lock_wait_share`` are sampled too rarely for that, and keep the values of the whole
+        run.
         """
         elapsed_s = self.elapsed_s - earlier.elapsed_s
         durations = [one.name for one in dataclasses.fields(self) if isinstance(one.default, Durations)]
@@ -331,7 +348,9 @@ class ReaderStatistics:
 def _less(later: Any, earlier: Any, *names: str) -> dict[str, Any]:
     """The increase of these fields between the two."""
     pairs = ((name, getattr(later, name), getattr(earlier, name)) for name in names)
-    return {name: one.since(before) if isinstance(one, Durations) else max(0, one - before) for name, one, before in pairs}
+    return {
+        name: one.since(before) if isinstance(one, Durations) else max(0, one - before) for name, one, before in pairs
+    }
 
 
 def _percentile(counts: Sequence[int], rank: float) -> float:

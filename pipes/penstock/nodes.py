@@ -1,4 +1,7 @@
-"""The nodes of a graph, for building graphs by hand and for custom nodes. `penstock.Loader.from_dataset` builds the usual graph."""
+"""The nodes of a graph, for building graphs by hand and for custom nodes.
+
+`penstock.Loader.from_dataset` builds the usual graph.
+"""
 
 from __future__ import annotations
 

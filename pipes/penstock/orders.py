@@ -1,4 +1,6 @@
-"""Orders decide which sample is at which position of an epoch: for ``order=`` of `penstock.Loader.from_dataset`, and to write your own."""
+"""Orders decide which sample is at which position of an epoch: for ``order=`` of `penstock.Loader.from_dataset`, and to
+write your own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Test tools for custom graphs and nodes; penstock's own are tested with them, too.
 
-`assert_resumes_everywhere` is the resume law and `assert_order_is_pure` the law of orders; `Tagged` is a dataset whose samples carry their own address.
+`assert_resumes_everywhere` is the resume law and `assert_order_is_pure` the law of orders; `Tagged` is a dataset whose
+samples carry their own address.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Tagged:
 
 
 def plain(item: Any) -> Any:
-    """``item`` with tensors and arrays replaced by nested lists and their dtype, so that it compares by value; containers stay."""
+    """``item`` with tensors and arrays replaced by nested lists and their dtype, so that it compares by value;
+    containers stay.
+    """
     if isinstance(item, torch.Tensor | np.ndarray):
         return (str(item.dtype), item.tolist())
     if isinstance(item, Indices):
@@ -71,17 +74,19 @@ def plain(item: Any) -> Any:
 def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, steps: int) -> None:
     """Check that stopping after any step and resuming elsewhere changes no item and no state.
 
-    Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
-    same items and the same states, in the same order, as the graph that never stopped, although the global random numbers are seeded differently, as
-    in another process. If worker threads draw from those, or from a generator that they share, no resume can be exact, and the error says so. One state is loaded on every rank, so if a
-    node of yours has a state of its own, two ranks are also read, and their states compared; and the first epoch is left after one item, because the
-    next one must not depend on that (but for an endless stream, whose next epoch begins there). If one overrides `next`, the length of the first
-    epoch is compared with what the graph counts.
+    Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph
+    must then produce the same items and the same states, in the same order, as the graph that never stopped, although
+    the global random numbers are seeded differently, as in another process. If worker threads draw from those, or from
+    a generator that they share, no resume can be exact, and the error says so. One state is loaded on every rank, so if
+    a node of yours has a state of its own, two ranks are also read, and their states compared; and the first epoch is
+    left after one item, because the next one must not depend on that (but for an endless stream, whose next epoch
+    begins there). If one overrides `next`, the length of the first epoch is compared with what the graph counts.
 
     Args:
-        build: Builds a new graph, or a new `Loader` over one, and seeds what it draws itself; it is called up to ``steps + 6`` times. For two
-            ranks, ``RANK`` and ``WORLD_SIZE`` are set.
-        steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of two epochs.
+        build: Builds a new graph, or a new `Loader` over one, and seeds what it draws itself; it is called up to
+            ``steps + 6`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
+        steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of
+            two epochs.
 
     Raises:
         AssertionError: Names the step and the difference, or the code that may draw.
@@ -113,20 +118,30 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int, ge
     message = next((watch.message for watch in watches if watch.message), None)
     assert message is None, message
     # A watch looks only while the loop waits, and here it may never wait.
-    why = "".join(f". {drawn}" for watch, look in zip(watches, looks, strict=True) if (drawn := watch.message_if_drawn(look)))
+    why = "".join(
+        f". {drawn}" for watch, look in zip(watches, looks, strict=True) if (drawn := watch.message_if_drawn(look))
+    )
     with_state = users(nodes, "get_state")
-    if without := [node for node in nodes if users([node], "transform") + users([node], "next") and node not in with_state]:
-        why += f". A node that keeps something from item to item overrides get_state, reset, start_of and check: look at {_named(without)}"
+    if without := [
+        node for node in nodes if users([node], "transform") + users([node], "next") and node not in with_state
+    ]:
+        why += (
+            f". A node that keeps something from item to item overrides get_state, reset, start_of and check: look at "
+            f"{_named(without)}"
+        )
     crossed = whole.crossed
-    assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
+    assert crossed >= 2, (
+        f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
+    )
     assert whole.filled >= 2, (
-        f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node must not end for good after its first epoch."
+        f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node must not end for good after its "
+        f"first epoch."
     )
     if own := users(nodes, "next"):
         counts = left_at(whole.root, whole.root.start_of(0))
         assert counts in (None, given), (
-            f"the first epoch had {given} items, but the graph counts {counts}. A node that delivers more or fewer items than it gets overrides counted, "
-            f"which returns their number or None: look at {_named(own)}."
+            f"the first epoch had {given} items, but the graph counts {counts}. A node that delivers more or fewer "
+            f"items than it gets overrides counted, which returns their number or None: look at {_named(own)}."
         )
     for stop in range(steps + 1):
         seed_globals(stop, 0, 0)  # as in another process
@@ -138,8 +153,9 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int, ge
             seed_globals(stop, 0, 0)
             if as_before and not _goes_on(make(build()), stop, items, states):
                 exc.add_note(
-                    "With the global random numbers as they were before the first graph, this resume is right. So something draws from them that penstock "
-                    "does not seed, or build makes something of them: draw from penstock.sample().rng, and seed in build what it draws."
+                    "With the global random numbers as they were before the first graph, this resume is right. So "
+                    "something draws from them that penstock does not seed, or build makes something of them: draw "
+                    "from penstock.sample().rng, and seed in build what it draws."
                 )
             raise
     if (own := users(nodes, "get_state")) and not index_of(whole.root).facts.carries_over_epochs:
@@ -154,13 +170,17 @@ def _assert_goes_on(resumed: Any, stop: int, items: list[Any], states: list[str]
         resumed.load(states[stop])
         now = resumed.state()
         assert now == states[stop], (
-            f"a graph reset to the state after {stop} steps reports a different one at once: {_changed(_opened(states[stop]), _opened(now))}"
+            f"a graph reset to the state after {stop} steps reports a different one at once: "
+            f"{_changed(_opened(states[stop]), _opened(now))}"
         )
         for step in range(stop, len(items)):
             item, now = plain(resumed.step()), resumed.state()
-            assert item == items[step], f"resumed after {stop} steps, step {step} gives another item: {_changed(items[step], item)}{why}"
+            assert item == items[step], (
+                f"resumed after {stop} steps, step {step} gives another item: {_changed(items[step], item)}{why}"
+            )
             assert now == states[step + 1], (
-                f"resumed after {stop} steps, the state after step {step} is another: {_changed(_opened(states[step + 1]), _opened(now))}"
+                f"resumed after {stop} steps, the state after step {step} is another: "
+                f"{_changed(_opened(states[step + 1]), _opened(now))}"
             )
     finally:
         resumed.close()
@@ -186,16 +206,19 @@ def _opened(state: str) -> Any:
 
 
 def _assert_left_early(one: Any, items: list[Any], start: str, own: str) -> None:
-    """Compare the epoch after one that was left after its first item with the epoch in ``items``, which begin at the state ``start``."""
+    """Compare the epoch after one that was left after its first item with the epoch in ``items``, which begin at the
+    state ``start``.
+    """
     try:
         one.step()
         one.leave(start)
         for step, item in enumerate(items[one.second_epoch_in(items) :]):
             now = plain(one.step())
             assert now == item, (
-                f"the first epoch was left after one item, and item {step} of the second differs from that after a whole epoch: {_changed(item, now)}. "
-                f"After a break a loader begins with start_of of the next epoch, so what goes on over epochs is lost. Look at {own}: begin each epoch anew, "
-                f"or keep it outside of the loader."
+                f"the first epoch was left after one item, and item {step} of the second differs from that after a "
+                f"whole epoch: {_changed(item, now)}. After a break a loader begins with start_of of the next epoch, "
+                f"so what goes on over epochs is lost. Look at {own}: begin each epoch anew, or keep it outside of the "
+                f"loader."
             )
     finally:
         one.close()
@@ -206,7 +229,10 @@ def _named(nodes: list[Node[Any]]) -> str:
 
 
 def _assert_equal_on_ranks(make: Callable[[], Any], steps: int, own: str) -> None:
-    """Compare the states of two ranks wherever both are at the same place. A graph whose ranks are given has the same rank twice, and passes."""
+    """Compare the states of two ranks wherever both are at the same place.
+
+    A graph whose ranks are given has the same rank twice, and passes.
+    """
     states: list[list[Any]] = []
     for rank in range(2):
         with mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE="2"):
@@ -217,16 +243,19 @@ def _assert_equal_on_ranks(make: Callable[[], Any], steps: int, own: str) -> Non
                 one.close()
     for step, (first, second) in enumerate(zip(*states, strict=True)):
         assert first == second or place_of(first) != place_of(second), (
-            f"after step {step}, the state on rank 0 of 2 is {first} and on rank 1 {second}. One state is loaded on every rank, so a node must not keep "
-            f"what depends on the rank's own items. Look at {own}, or keep it outside of the loader."
+            f"after step {step}, the state on rank 0 of 2 is {first} and on rank 1 {second}. One state is loaded on "
+            f"every rank, so a node must not keep what depends on the rank's own items. Look at {own}, or keep it "
+            f"outside of the loader."
         )
 
 
-def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int = 3, again: Order | None = None) -> None:
+def assert_order_is_pure(
+    order: Order, *, items: int | None = None, epochs: int = 3, again: Order | None = None
+) -> None:
     """Check that the indices of an order depend on its settings, the epoch and the position, and on nothing else.
 
-    Reads the order whole, backwards, in pieces, every third position, and one by one, with other epochs in between; then from a copy, and with the global
-    generators seeded differently. The indices must be the same each time.
+    Reads the order whole, backwards, in pieces, every third position, and one by one, with other epochs in between;
+    then from a copy, and with the global generators seeded differently. The indices must be the same each time.
 
     Args:
         order: The order to check.
@@ -242,11 +271,15 @@ def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int 
     positions = np.arange(n)
     whole = [order.indices(epoch, positions) for epoch in range(epochs)]
     for epoch, indices in enumerate(whole):
-        assert isinstance(indices, np.ndarray), f"indices() must return an int64 array, but returned a {type(indices).__name__}"
+        assert isinstance(indices, np.ndarray), (
+            f"indices() must return an int64 array, but returned a {type(indices).__name__}"
+        )
         assert _is_int64s(indices, n), f"{n} positions gave {indices.dtype} of shape {indices.shape}"
         assert not np.shares_memory(indices, positions), "indices() must return a new array, but returned the positions"
         within = (indices >= 0) & (indices < (n if items is None else items))
-        assert within.all(), f"epoch {epoch}, position {np.argmin(within)}: {indices[np.argmin(within)]} is not an index of the dataset"
+        assert within.all(), (
+            f"epoch {epoch}, position {np.argmin(within)}: {indices[np.argmin(within)]} is not an index of the dataset"
+        )
     assert np.array_equal(positions, np.arange(n)), "indices() wrote to the positions"
     copied = copy.deepcopy(order)
     for epoch, indices in reversed(list(enumerate(whole))):
@@ -257,7 +290,9 @@ def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int 
             if other is not None:
                 _assert_same(other, epoch, positions, indices, how)
     for how, other in (("a copy of it", copied), ("built again, it", again), ("having been read, it", order)):
-        assert other is None or other.settings() == settings, f"{how} has the settings {other.settings()}, and it had {settings}"
+        assert other is None or other.settings() == settings, (
+            f"{how} has the settings {other.settings()}, and it had {settings}"
+        )
     generators = global_states()
     try:
         for seed in (1, 2):
@@ -280,10 +315,14 @@ def _ways(n: int) -> Iterator[tuple[str, Any]]:
 
 def _assert_same(order: Order, epoch: int, positions: Any, whole: Any, how: str) -> None:
     came, expected = order.indices(epoch, positions), whole[positions]
-    assert _is_int64s(came, len(positions)), f"{how}, {len(positions)} positions gave {came.dtype} of shape {came.shape}"
+    assert _is_int64s(came, len(positions)), (
+        f"{how}, {len(positions)} positions gave {came.dtype} of shape {came.shape}"
+    )
     if not np.array_equal(came, expected):
         at = int(np.flatnonzero(came != expected)[0])
-        raise AssertionError(f"{how} gave {came[at]} at position {positions[at]} of epoch {epoch}, not {expected[at]} as before")
+        raise AssertionError(
+            f"{how} gave {came[at]} at position {positions[at]} of epoch {epoch}, not {expected[at]} as before"
+        )
 
 
 def _is_int64s(indices: Any, n: int) -> bool:

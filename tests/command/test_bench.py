@@ -1,4 +1,5 @@
-"""``python -m penstock bench``: loaders that are slow in a known way are measured; what cannot be measured is refused in words."""
+"""``python -m penstock bench``: loaders that are slow in a known way are measured; what cannot be measured is refused
+in words."""
 
 from __future__ import annotations
 
@@ -137,13 +138,17 @@ def test_samples_of_a_batch_are_counted(batch: Any, rows: int) -> None:
 def row(method: str, *rates: float, stall: float = 0.5, error: str = "", report: str = "") -> Row:
     made = Row(method)
     made.num_workers, made.first_s, made.error = 2, 0.1, error
-    made.turns = [Turn(rate, 0.03, stall, 0.005 if number else None, 10**9, report) for number, rate in enumerate(rates)]
+    made.turns = [
+        Turn(rate, 0.03, stall, 0.005 if number else None, 10**9, report) for number, rate in enumerate(rates)
+    ]
     return made
 
 
 def test_a_row_tells_what_a_loop_of_this_kind_would_see() -> None:
     """Seen to fail: the mean of the turns; the wait at an epoch's start taken from a turn without one."""
-    head, line, broken = table([row("thread", 30, 1000, 20), row("process", error="RuntimeError: x")], 0.01).splitlines()
+    head, line, broken = table(
+        [row("thread", 30, 1000, 20), row("process", error="RuntimeError: x")], 0.01
+    ).splitlines()
     assert head.split("  ")[-1].strip() == "memory"
     assert re.split("  +", line) == ["thread", "30", "20-1,000", "50%", "100 ms", "5 ms", "1.0 GB"]
     assert re.split("  +", broken) == ["process", "RuntimeError: x"]
@@ -175,7 +180,8 @@ def test_the_advice_says_who_waits() -> None:
     ],
 )
 def test_any_iterable_is_measured(factory: str, kind: str, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a dataset, in batches. Seen to fail: "a Slow, which cannot be iterated"; a generator read in five turns, of which the last found its end."""
+    """And a dataset, in batches. Seen to fail: "a Slow, which cannot be iterated"; a generator read in five turns, of
+    which the last found its end."""
     assert bench(f"{target}:{factory}", "--step-ms", "1") == 0
     head, line, empty, *said = capsys.readouterr().out.splitlines()
     assert re.split("  +", head.strip()) == ["samples/s", "from-to", "stall", "first batch", "next epoch", "memory"]
@@ -217,7 +223,9 @@ def test_a_file_that_workers_could_not_import_is_refused(tmp_path: Path, monkeyp
 def test_memory_is_that_of_all_processes() -> None:
     before = memory_of_processes()
     child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; x = b'1' * 50_000_000; print(flush=True); sys.stdin.read()"], stdin=-1, stdout=-1
+        [sys.executable, "-c", "import sys; x = b'1' * 50_000_000; print(flush=True); sys.stdin.read()"],
+        stdin=-1,
+        stdout=-1,
     )
     try:
         assert child.stdout is not None
@@ -240,13 +248,20 @@ def test_the_simplest_of_the_fastest_is_recommended() -> None:
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock", "bench", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=400
+        [sys.executable, "-m", "penstock", "bench", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
     )
 
 
 @pytest.mark.soak
 def test_a_module_whose_classes_worker_processes_must_find_is_measured(target: Path) -> None:
-    target.write_text(target.read_text().replace('num_workers=2, method="thread"', 'num_workers=1, multiprocessing_context="spawn"'))
+    target.write_text(
+        target.read_text().replace('num_workers=2, method="thread"', 'num_workers=1, multiprocessing_context="spawn"')
+    )
     ended = run(f"{target.stem}:threads", "--seconds", "0.3", "--step-ms", "1", cwd=target.parent)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[1].startswith("penstock.Loader of Slow, 1 worker process")
@@ -254,9 +269,11 @@ def test_a_module_whose_classes_worker_processes_must_find_is_measured(target: P
 
 @pytest.mark.soak
 def test_candidates_are_compared(target: Path) -> None:
-    """One of them is refused, and what the user's code prints does not get into the table. Workers start as in the user's script.
+    """One of them is refused, and what the user's code prints does not get into the table. Workers start as in the
+    user's script.
 
-    Seen to fail: in a process that is spawned, a ``DataLoader`` spawns its workers, too, and seemed a hundred times slower than it is.
+    Seen to fail: in a process that is spawned, a ``DataLoader`` spawns its workers, too, and seemed a hundred times
+    slower than it is.
     """
     method = "import multiprocessing, sys\nprint('started by', multiprocessing.get_start_method(), file=sys.stderr)"
     target.write_text(f"{target.read_text()}\nprint('hello')\nSlow.set_epoch = lambda self, epoch: None\n{method}\n")
@@ -282,7 +299,8 @@ class Negated(penstock.nodes.Node[Any]):
 
 
 def test_the_same_data_gets_other_workers() -> None:
-    """In the same order and the same batches. Seen to fail: a `DataLoader`'s ``drop_last`` forgotten; what a graph does behind its mapper left out."""
+    """In the same order and the same batches. Seen to fail: a `DataLoader`'s ``drop_last`` forgotten; what a graph does
+    behind its mapper left out."""
     data = list(range(10))
     for given, batches in [
         (DataLoader(data, 3, drop_last=True), [[0, 1, 2], [3, 4, 5], [6, 7, 8]]),
@@ -303,7 +321,8 @@ def test_the_same_data_gets_other_workers() -> None:
         assert isinstance(next(iter(loader.root.chain())), penstock.nodes.ParallelMapper)
     with with_workers(data, 0, "thread", 4) as loader:
         assert len(loader) == 3
-    with with_workers(penstock.Stream(Split([9, 9]), lanes=2, epoch_size=12), 0, "process", 4) as loader:  # one that cannot be shuffled
+    # one that cannot be shuffled
+    with with_workers(penstock.Stream(Split([9, 9]), lanes=2, epoch_size=12), 0, "process", 4) as loader:
         assert len(list(loader)) == 3
 
 

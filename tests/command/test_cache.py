@@ -37,7 +37,10 @@ def test_a_folder_is_shown_and_what_nobody_uses_is_removed(tmp_path: Path, capsy
             f"process {os.getpid()} reads 1 of them",
         ]
         assert main(["cache", str(tmp_path), "--clear"]) == 0
-        assert capsys.readouterr().out.splitlines()[:2] == ["removed 1 unused copies", "1 copies, 1.0 MB; 0 unfinished copies"]
+        assert capsys.readouterr().out.splitlines()[:2] == [
+            "removed 1 unused copies",
+            "1 copies, 1.0 MB; 0 unfinished copies",
+        ]
         assert copy.read() == bytes(1_000_000)
     assert main(["cache", str(tmp_path), "--clear"]) == 0
     assert sorted(os.listdir(tmp_path)) == ["important.tar", "penstock.lock"]

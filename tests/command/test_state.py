@@ -1,4 +1,5 @@
-"""``python -m penstock state FILE``: a state, and where it resumes in three sentences; whatever a file holds, nothing in it runs."""
+"""``python -m penstock state FILE``: a state, and where it resumes in three sentences; whatever a file holds, nothing
+in it runs."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_a_state_in_the_middle_of_an_epoch(tmp_path: Path, capsys: pytest.Captur
     path, where, needs, ranks, *text = said(state, tmp_path, capsys).splitlines()
     assert path == f"{tmp_path}/state.json"
     assert where == "It resumes in epoch 1, after 40 of 100 samples of all ranks together."
-    assert needs == "It needs a loader with the same settings: order=shuffled, dataset_length=100, seed=7, sample_seed=7."
+    assert (
+        needs == "It needs a loader with the same settings: order=shuffled, dataset_length=100, seed=7, sample_seed=7."
+    )
     assert ranks == "It loads on any number of ranks, with any number of workers and any batch size."
     assert json.loads("".join(text)) == json.loads(state["penstock"])
 
@@ -84,7 +87,9 @@ def test_a_state_at_a_border(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         state = loader.state_dict()
     assert "in epoch 1, after 0 of 100 samples of" in said(state, tmp_path, capsys)
     ended = {"format": 1, "settings": {}, "state": {"epoch": 4, "source": None}}
-    assert "It is at the end of epoch 4, all of which was delivered" in said({"penstock": json.dumps(ended)}, tmp_path, capsys)
+    assert "It is at the end of epoch 4, all of which was delivered" in said(
+        {"penstock": json.dumps(ended)}, tmp_path, capsys
+    )
 
 
 def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,12 +108,20 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "after 56 of 60 samples of all ranks" in out  # seen to fail: "after 60 of 60 samples"
     out = said(state_after(2, Iterated(), batch_size=2, lanes=1), tmp_path, capsys)
     assert "source=Iterated, lanes=1, batch_size=2, drop_last=false" in out
-    assert "It loads on one rank, with any number of workers." in out  # seen to fail: "on any number of ranks" and "any batch size"
-    state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
+    # seen to fail: "on any number of ranks" and "any batch size"
+    assert "It loads on one rank, with any number of workers." in out
+    state = {
+        "source": {"epoch": 2, "source": {"epoch": 2, "position": 8}},
+        "delivered": [1, 3],
+        "rank": 1,
+        "world_size": 4,
+    }
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "It loads only as rank 1 of 4 ranks." in out
     del state["rank"]
-    assert "It loads only on 4 ranks." in said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
+    assert "It loads only on 4 ranks." in said(
+        {"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys
+    )
 
 
 @pytest.mark.parametrize("split", ["items", "within", "own"])
@@ -124,17 +137,26 @@ def test_a_batch_sampler_is_counted_in_batches(split: str, tmp_path: Path, capsy
 def test_states_inside_a_checkpoint_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail: a search that does not look into lists."""
     file = tmp_path / "checkpoint.pt"
-    checkpoint = {"model": {"w": torch.zeros(1000, 1000)}, "step": 5, "data": [state_after(3), {"eval": state_after(5)}]}
+    checkpoint = {
+        "model": {"w": torch.zeros(1000, 1000)},
+        "step": 5,
+        "data": [state_after(3), {"eval": state_after(5)}],
+    }
     torch.save(checkpoint, file)
     code, out, _ = shown(file, capsys)
     assert code == 0
-    assert [line for line in out.splitlines() if line.startswith(str(file))] == [f"{file}['data'][0]", f"{file}['data'][1]['eval']"]
+    assert [line for line in out.splitlines() if line.startswith(str(file))] == [
+        f"{file}['data'][0]",
+        f"{file}['data'][1]['eval']",
+    ]
     assert "after 24 of 100 samples" in out
     assert "after 40 of 100 samples" in out
     torch.save(checkpoint, file, _use_new_zipfile_serialization=False)
     assert shown(file, capsys)[1] == out
     assert main(["state", str(file), "--key", "data.1"]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(file))] == [f"{file}['data'][1]['eval']"]
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(file))] == [
+        f"{file}['data'][1]['eval']"
+    ]
     assert main(["state", str(file), "--key", "data.2"]) == 1
     assert "has no penstock state at data.2, but at: data.0, data.1.eval." in capsys.readouterr().err
 
@@ -170,11 +192,15 @@ def test_files_that_hold_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert message in err
 
 
-HUGE = json.dumps({"format": 1, "settings": {}, "state": {"epoch": 1, "position": 7, "left": -7}}).replace("7", "9" * 4300)
+HUGE = json.dumps({"format": 1, "settings": {}, "state": {"epoch": 1, "position": 7, "left": -7}}).replace(
+    "7", "9" * 4300
+)
 
 
 @pytest.mark.parametrize("damaged", ["{", HUGE], ids=["text", "epoch"])
-def test_a_damaged_state_is_named_and_the_others_are_shown(damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_state_is_named_and_the_others_are_shown(
+    damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Seen to fail: a difference of 4301 digits, which Python does not print."""
     file = tmp_path / "two.json"
     file.write_text(json.dumps({"a": {"penstock": damaged}, "b": state_after(3)}))
@@ -196,7 +222,9 @@ def test_a_damaged_state_is_named_and_the_others_are_shown(damaged: str, tmp_pat
         {"delivered": "no", "rank": "\x1b[31m", "world_size": [1] * 10_000, "epoch": 0},
     ],
 )
-def test_a_state_with_anything_inside_is_shown_in_printable_lines(state: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_with_anything_inside_is_shown_in_printable_lines(
+    state: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Seen to fail: sentences that are not cut."""
     settings = {
         "order": ["\x1b[31m"],
@@ -221,7 +249,12 @@ def test_a_checkpoint_that_contains_itself_ends(tmp_path: Path, capsys: pytest.C
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Also without a command. Seen to fail: "the following arguments are required: COMMAND", which names none."""
-    for words, expected in [([], "bench"), (["bench"], "--step-ms"), (["state"], "unpickled"), (["index"], "--workers")]:
+    for words, expected in [
+        ([], "bench"),
+        (["bench"], "--step-ms"),
+        (["state"], "unpickled"),
+        (["index"], "--workers"),
+    ]:
         with pytest.raises(SystemExit) as ended:
             main([*words, "--help"])
         assert ended.value.code == 0
@@ -242,7 +275,10 @@ def test_a_ledger_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixtur
     file.write_text(json.dumps({"data": state}))
     code, out, _ = shown(file, capsys)
     assert code == 0
-    assert "It is of a Ledger: 9 open, which are served first, and 1 indices retired.\nIt resumes in epoch 0, after 10 of 100" in out
+    assert (
+        "It is of a Ledger: 9 open, which are served first, and 1 indices retired.\nIt resumes in epoch 0, after 10 of "
+        "100"
+    ) in out
     file.write_text(json.dumps({"data": {"penstock.ledger": "{}"}}))
     code, _, err = shown(file, capsys)
     assert code == 1
@@ -254,5 +290,8 @@ def test_batches_by_key_keep_their_size(tmp_path: Path, capsys: pytest.CaptureFi
     with Loader.from_dataset(range(10), groups=Buckets(keys=[0] * 10, batch_size=2)) as loader:
         next(iter(loader))
         out = said(loader.state_dict(), tmp_path, capsys)
-    assert "It needs a loader with the same settings: order=sequential, batch_size=2, dataset_length=10, sample_seed=0." in out
+    assert (
+        "It needs a loader with the same settings: order=sequential, batch_size=2, dataset_length=10, sample_seed=0."
+        in out
+    )
     assert "It loads on any number of ranks, with any number of workers, at this batch size." in out

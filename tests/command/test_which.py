@@ -43,7 +43,7 @@ class Forward(IterableDataset):
 
 def forward():
     return Loader.from_dataset(Forward(), 3)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -85,7 +85,9 @@ def test_it_says_what_a_rank_gets(module: Path, capsys: Any, monkeypatch: Any, r
         for step, (at, batch) in list(enumerate(want))[begin:end]
         for position, index, sample in zip(at.position, at.indices, batch, strict=True)  # type: ignore[arg-type]
     ]
-    assert [(one["step"], one["epoch"], one["position"], one["index"]) for one in found] == [sample[:4] for sample in samples]
+    assert [(one["step"], one["epoch"], one["position"], one["index"]) for one in found] == [
+        sample[:4] for sample in samples
+    ]
     for one, (*_, sample) in zip(found, samples, strict=True):
         source, _, rest = one["where"].partition(", ")
         if source == "files":
@@ -96,7 +98,8 @@ def test_it_says_what_a_rank_gets(module: Path, capsys: Any, monkeypatch: Any, r
 
 
 def test_a_state_in_a_checkpoint(module: Path, capsys: Any, monkeypatch: Any) -> None:
-    """Under any key, of a loader or of its ledger, if there is one only, or by ``--key``. Seen to fail: the whole checkpoint had to be a state."""
+    """Under any key, of a loader or of its ledger, if there is one only, or by ``--key``. Seen to fail: the whole
+    checkpoint had to be a state."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
 
@@ -121,10 +124,18 @@ def test_a_state_in_a_checkpoint(module: Path, capsys: Any, monkeypatch: Any) ->
         assert main([*words, *more]) == 0
         assert len(lines(capsys.readouterr().out)) == 3
     for checkpoint, more, message in (
-        ({"loader": good, "validation": [wrong]}, [], "holds several states. Choose one with --key: loader, validation.0."),
+        (
+            {"loader": good, "validation": [wrong]},
+            [],
+            "holds several states. Choose one with --key: loader, validation.0.",
+        ),
         ({"loader": good}, ["--key", "loade"], "has no penstock state at loade, but at: loader."),
         (good, ["--key", "loader"], "has no penstock state at loader, but at: its top level."),
-        ({"model": model, "step": 3}, ["--key", "loader"], "contains no penstock state. Its keys are ['model', 'step']."),
+        (
+            {"model": model, "step": 3},
+            ["--key", "loader"],
+            "contains no penstock state. Its keys are ['model', 'step'].",
+        ),
         ({"loader": wrong}, [], "seed was 6 and is 5"),
         ({"loader": good, "model": Path("x")}, [], "are not unpickled"),
     ):
@@ -146,10 +157,14 @@ def test_a_pack_is_a_list_of_its_documents(module: Path, capsys: Any, monkeypatc
             assert loader.last is not None
             seen += loader.last.indices
             for documents, tokens in zip(loader.last.indices, batch["tokens"].tolist(), strict=True):
-                assert tokens[: sum(one.length for one in documents)] == [one.index for one in documents for _ in range(one.length)]
+                assert tokens[: sum(one.length for one in documents)] == [
+                    one.index for one in documents for _ in range(one.length)
+                ]
     assert json.loads(json.dumps(seen[1])) == [[index, start, length] for index, start, length in seen[1]]
     for one, documents in zip(found, seen, strict=False):
-        assert one["documents"] == [{"index": index, "start": start, "length": length} for index, start, length in documents]
+        assert one["documents"] == [
+            {"index": index, "start": start, "length": length} for index, start, length in documents
+        ]
 
 
 def test_what_it_cannot_say(module: Path, capsys: Any, monkeypatch: Any) -> None:

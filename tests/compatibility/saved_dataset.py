@@ -1,4 +1,5 @@
-"""The dataset of the cache in ``saved_cache/``; the cache stores its name and its samples. To write a cache, run this file in ``tests/..``."""
+"""The dataset of the cache in ``saved_cache/``; the cache stores its name and its samples. To write a cache, run this
+file in ``tests/..``."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Saved:
 
 
 if __name__ == "__main__":
-    from tests.compatibility.saved_dataset import Saved as Named  # so that it is saved under a name that can be imported
+    # so that it is saved under a name that can be imported
+    from tests.compatibility.saved_dataset import Saved as Named
 
     cache = penstock.Cached(Named(), sys.argv[1], fingerprint={"version": 1})
     for index in range(len(cache)):

@@ -1,4 +1,5 @@
-"""``DataLoader = Loader.from_dataset`` ports a script: every argument, by position and by name, and every attribute that scripts read."""
+"""``DataLoader = Loader.from_dataset`` ports a script: every argument, by position and by name, and every attribute
+that scripts read."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Sampler
 from penstock.orders import SequentialOrder
 
 KEYWORDS = {  # of torch 2.6 to 2.13
-    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
-    "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory",
+    "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor",
+    "persistent_workers", "pin_memory_device", "in_order",
 }  # fmt: skip
 SHOWN = ("dataset", "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last")
 N = 10
@@ -55,7 +57,9 @@ def test_takes_the_arguments_of_torch_in_their_order():
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     theirs = parameters(DataLoader.__init__, positional)
     assert parameters(Loader.from_dataset, positional)[: len(theirs)] == theirs
-    assert set(parameters(DataLoader.__init__, inspect.Parameter.KEYWORD_ONLY)) <= set(inspect.signature(Loader.from_dataset).parameters)
+    assert set(parameters(DataLoader.__init__, inspect.Parameter.KEYWORD_ONLY)) <= set(
+        inspect.signature(Loader.from_dataset).parameters
+    )
 
 
 def test_knows_every_keyword():
@@ -63,7 +67,21 @@ def test_knows_every_keyword():
 
 
 def test_positional_arguments_mean_the_same():
-    arguments = (Numbers(), 3, False, SequentialSampler(range(N)), None, 0, tupled, False, True, 0, None, None, torch.Generator())
+    arguments = (
+        Numbers(),
+        3,
+        False,
+        SequentialSampler(range(N)),
+        None,
+        0,
+        tupled,
+        False,
+        True,
+        0,
+        None,
+        None,
+        torch.Generator(),
+    )
     with Loader.from_dataset(*arguments) as batches:
         assert list(batches) == list(DataLoader(*arguments)) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
 
@@ -105,10 +123,14 @@ class InDeques(Numbers):
 def test_shows_the_functions_of_torch_where_none_was_given():
     assert Loader.from_dataset(Numbers()).collate_fn is default_collate
     assert Loader.from_dataset(Numbers(), batch_size=None).collate_fn is default_convert
-    for given, size in ((default_collate, 2), (default_convert, None)):  # seen to fail: passed on, which took twice as long
+    # seen to fail: passed on, which took twice as long
+    for given, size in ((default_collate, 2), (default_convert, None)):
         loader = Loader.from_dataset(Numbers(), batch_size=size, collate_fn=given)
         assert (loader.collate_fn, loader.root.map_fn.collate_fn) == (given, None)
-    assert Loader.from_dataset(Numbers(), batch_size=None, collate_fn=default_collate).root.map_fn.collate_fn is default_collate
+    assert (
+        Loader.from_dataset(Numbers(), batch_size=None, collate_fn=default_collate).root.map_fn.collate_fn
+        is default_collate
+    )
     # Seen to fail: the deque for a batch. Without a collate_fn, __getitems__ may return one.
     assert next(iter(Loader.from_dataset(InDeques(), 2, collate_fn=default_collate))).tolist() == [0, 1]
 
@@ -127,7 +149,9 @@ def test_says_of_the_others_what_they_are(name):
 def test_none_of_them_can_be_assigned(name):
     """Seen to fail: ``loader.batch_size = 4`` was accepted and had no effect."""
     loader = Loader.from_dataset(Numbers())
-    with pytest.raises(AttributeError, match=rf"loader.{name} cannot be assigned.*Loader.from_dataset\(..., {name}=...\)"):
+    with pytest.raises(
+        AttributeError, match=rf"loader.{name} cannot be assigned.*Loader.from_dataset\(..., {name}=...\)"
+    ):
         setattr(loader, name, 4)
     assert loader.batch_size == 1
 
@@ -145,7 +169,8 @@ def test_a_loader_over_a_graph_shows_none_of_them():
 
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_numbers_of_numpy_and_torch_are_numbers(method):
-    """Seen to fail: ``batch_size``, ``num_workers``, ``prefetch_factor`` and ``timeout`` were refused, and ``seed`` overflowed in the worker."""
+    """Seen to fail: ``batch_size``, ``num_workers``, ``prefetch_factor`` and ``timeout`` were refused, and ``seed``
+    overflowed in the worker."""
     words = {
         "batch_size": np.int64(4),
         "num_workers": torch.tensor(1),
@@ -166,7 +191,14 @@ def test_numbers_of_numpy_and_torch_are_numbers(method):
 
 @pytest.mark.parametrize(
     ("method", "timeout"),
-    [("thread", float("inf")), ("process", float("inf")), ("thread", 1e300), ("process", 2**40), ("process", None), ("thread", 0)],
+    [
+        ("thread", float("inf")),
+        ("process", float("inf")),
+        ("thread", 1e300),
+        ("process", 2**40),
+        ("process", None),
+        ("thread", 0),
+    ],
 )
 def test_a_timeout_of_more_than_a_month_waits_forever(method, timeout):
     """Seen to fail: an OverflowError inside ``next``."""
@@ -186,7 +218,10 @@ def test_a_timeout_of_more_than_a_month_waits_forever(method, timeout):
         ({"timeout": -1}, "timeout=-1 must be a number of seconds, 0 or more"),
         ({"timeout": float("nan")}, "timeout=nan must be a number of seconds"),
         ({"timeout": "5"}, "timeout='5' must be a number of seconds"),
-        ({"seed": 2**63}, r"seed=9223372036854775808 must be a whole number below 9223372036854775808. A larger one can be folded"),
+        (
+            {"seed": 2**63},
+            r"seed=9223372036854775808 must be a whole number below 9223372036854775808. A larger one can be folded",
+        ),
         ({"rank": 1.0, "world_size": 2}, "rank=1.0, a float, must be a whole number"),
         ({"max_restarts": -1}, "max_restarts=-1 must be a whole number"),
     ],
@@ -233,13 +268,25 @@ def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
     ("make", "said"),
     [
         (lambda: Loader(Numbers()), r"not a Numbers. For a dataset write Loader.from_dataset\(dataset, batch_size=…\)"),
-        (lambda: Loader(Numbers(), batch_size=4, shuffle=True), r"write Loader.from_dataset\(dataset, batch_size=4, shuffle=True\)"),
+        (
+            lambda: Loader(Numbers(), batch_size=4, shuffle=True),
+            r"write Loader.from_dataset\(dataset, batch_size=4, shuffle=True\)",
+        ),
         (lambda: Loader(Numbers(), 4, pin_memory=True), r"write Loader.from_dataset\(dataset, 4, pin_memory=True\)"),
-        (lambda: Loader(dataset=Numbers(), batch_size=4), r"a dataset write Loader.from_dataset\(dataset, batch_size=4\)"),
+        (
+            lambda: Loader(dataset=Numbers(), batch_size=4),
+            r"a dataset write Loader.from_dataset\(dataset, batch_size=4\)",
+        ),
         (lambda: Loader(), "not a NoneType"),
         (lambda: Loader(iter(range(3))), "not a range_iterator"),
-        (lambda: Loader(Sampler(SequentialOrder(3)), 4), r"takes only a graph. Pass the other arguments \(4\) to its nodes: the Batcher"),
-        (lambda: Loader(Sampler(SequentialOrder(3)), dataset="numbers"), r"Pass the other arguments \(dataset='numbers'\) to its nodes"),
+        (
+            lambda: Loader(Sampler(SequentialOrder(3)), 4),
+            r"takes only a graph. Pass the other arguments \(4\) to its nodes: the Batcher",
+        ),
+        (
+            lambda: Loader(Sampler(SequentialOrder(3)), dataset="numbers"),
+            r"Pass the other arguments \(dataset='numbers'\) to its nodes",
+        ),
     ],
 )
 def test_a_dataset_given_to_loader_itself_is_shown_the_way(make, said):

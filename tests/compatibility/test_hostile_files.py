@@ -1,7 +1,8 @@
-"""Files are data: whatever bytes stand in a cache, an index, a bookmark or a state, with right checksums, they give a value or an error that names them.
+"""Files are data: whatever bytes stand in a cache, an index, a bookmark or a state, with right checksums, they give a
+value or an error that names them.
 
-``PENSTOCK_FUZZ=300 pytest --timeout 0 tests/compatibility/test_hostile_files.py`` tries 300 times as many; ``make soak`` does. What these
-tests look for besides other errors is a signal, which ends pytest itself, and an import.
+``PENSTOCK_FUZZ=300 pytest --timeout 0 tests/compatibility/test_hostile_files.py`` tries 300 times as many; ``make
+soak`` does. What these tests look for besides other errors is a signal, which ends pytest itself, and an import.
 """
 
 from __future__ import annotations
@@ -58,24 +59,42 @@ class Outer:
 
 BYTES = b"\xff\xff\x11\0" + bytes(range(60))
 DTYPES = [
-    "float32", "bfloat16", "bool", "complex64", "float8_e5m2", "quint8", "quint4x2", "bits8", "int1", "_dynamo", "_inductor", "load", "e",
-    "|O", "O", "|O8", "<i4", "<i8", "|b1", "|u1", ">c16", "<f2", "<f16", "<U1", "<U0", "|S2", "|V4",
-    "|V0", "<M8[s]", "<M8[25us]", "<M8", "<m8", "T", "|T16", "f4,O", "(3)O", "|V2147483647", "<U4294967295", "<M8[0s]",
+    "float32", "bfloat16", "bool", "complex64", "float8_e5m2", "quint8", "quint4x2", "bits8", "int1", "_dynamo",
+    "_inductor", "load", "e", "|O", "O", "|O8", "<i4", "<i8", "|b1", "|u1", ">c16", "<f2", "<f16", "<U1", "<U0", "|S2",
+    "|V4", "|V0", "<M8[s]", "<M8[25us]", "<M8", "<m8", "T", "|T16", "f4,O", "(3)O", "|V2147483647", "<U4294967295",
+    "<M8[0s]",
 ]  # fmt: skip
 numbers = st.integers(0, 9) | st.sampled_from(
     [-1, -8, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63), 1.5, 1e300, math.inf]
 )
 scalars = st.none() | st.booleans() | numbers | st.sampled_from(["", "x", "y", "torch", "é\0"])
-junk = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(["a", TAG, "items"]), scalars, max_size=2)
+junk = (
+    scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(["a", TAG, "items"]), scalars, max_size=2)
+)
 shapes = st.lists(st.integers(0, 3), max_size=3) | st.lists(numbers, max_size=3) | junk
 MODULES = ["torch", "os", "collections", "numpy", "antigravity", "torch._dynamo", "penstock", __name__]
-NAMES = ["Point", "Outer.Inner", "Point.x", "_dynamo.config", "_inductor", "Path.mro", "namedtuple", "path.join", "Size", ""]
+NAMES = [
+    "Point",
+    "Outer.Inner",
+    "Point.x",
+    "_dynamo.config",
+    "_inductor",
+    "Path.mro",
+    "namedtuple",
+    "path.join",
+    "Size",
+    "",
+]
 
 
 @st.composite
 def described(draw: Any) -> list[Any]:
     """An array as a record describes it: often one whose size fits."""
-    kind, dtype, shape = draw(st.sampled_from(["tensor", "array", "scalar"])), draw(st.sampled_from(DTYPES) | junk), draw(shapes)
+    kind, dtype, shape = (
+        draw(st.sampled_from(["tensor", "array", "scalar"])),
+        draw(st.sampled_from(DTYPES) | junk),
+        draw(shapes),
+    )
     nbytes = draw(numbers | st.none())
     if nbytes is None:
         with contextlib.suppress(Exception):
@@ -147,7 +166,9 @@ class One:
 # Caches.
 
 
-def record(structure: Any, arrays: bytes = BYTES, *, text: bytes | None = None, sizes: tuple[int, int] | None = None) -> bytes:
+def record(
+    structure: Any, arrays: bytes = BYTES, *, text: bytes | None = None, sizes: tuple[int, int] | None = None
+) -> bytes:
     """A record of sample 0 whose checksum is right, whatever it says."""
     text = json.dumps(structure).encode() if text is None else text
     data = arrays + text + FOOTER.pack(0, *(sizes or (len(arrays), len(text))), 0)[:-4]
@@ -187,9 +208,12 @@ def read(folder: Path, record: bytes) -> Any:
     ],
     ids=str,
 )
-def test_a_record_that_makes_no_sense_is_refused_by_the_name_of_its_folder(structure: Any, said: str, tmp_path: Path) -> None:
-    r"""Seen red: ``|O`` took the bytes for pointers to objects, and the next use crashed; a name was asked of torch, which imported 800 modules for it; texts and
-    tensors of other sizes than said; and errors of other types, that named no file."""
+def test_a_record_that_makes_no_sense_is_refused_by_the_name_of_its_folder(
+    structure: Any, said: str, tmp_path: Path
+) -> None:
+    r"""Seen red: ``|O`` took the bytes for pointers to objects, and the next use crashed; a name was asked of torch,
+    which imported 800 modules for it; texts and tensors of other sizes than said; and errors of other types, that named
+    no file."""
     with nothing_imported(), pytest.raises(ValueError, match=f"sample 0 .*{tmp_path}.*{said}"):
         read(tmp_path, record(structure, bytes(16)))
 
@@ -219,7 +243,9 @@ def test_any_record_with_a_right_checksum_gives_a_value_or_a_value_error(
 @pytest.mark.slow
 @fuzzed(20)
 @given(
-    st.binary(max_size=200), st.binary(max_size=60), st.sampled_from([b"", b"[" * 2000, b"9" * 5000, b'{"a":', b"\xff", b"NaN", b"\0[\0]"])
+    st.binary(max_size=200),
+    st.binary(max_size=60),
+    st.sampled_from([b"", b"[" * 2000, b"9" * 5000, b'{"a":', b"\xff", b"NaN", b"\0[\0]"]),
 )
 def test_any_bytes_with_a_right_checksum_give_a_value_or_a_value_error(
     tmp_path_factory: Any, arrays: bytes, text: bytes, more: bytes
@@ -233,8 +259,14 @@ def test_any_bytes_with_a_right_checksum_give_a_value_or_a_value_error(
 
 @pytest.mark.slow
 @fuzzed(20)
-@given(st.lists(st.integers(-2, 9) | st.sampled_from([-(2**63), 2**40, 2**62, 2**63 - 1, 2 << 40]), max_size=9), junk, st.booleans())
-def test_whatever_a_file_of_kept_samples_holds(tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool) -> None:
+@given(
+    st.lists(st.integers(-2, 9) | st.sampled_from([-(2**63), 2**40, 2**62, 2**63 - 1, 2 << 40]), max_size=9),
+    junk,
+    st.booleans(),
+)
+def test_whatever_a_file_of_kept_samples_holds(
+    tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool
+) -> None:
     path, data = tmp_path_factory.getbasetemp() / "hostile.kept", np.array(held, "<i8").tobytes()
     path.unlink(missing_ok=True)
     filtered([*range(4)], math.isfinite, cache=path)
@@ -264,26 +296,66 @@ def shards(tmp_path_factory: Any) -> Any:
 @pytest.mark.slow
 @fuzzed(40)
 @given(
-    st.lists(st.sampled_from([0, 2, 9, 13, 15, 512, 1024, 2048, -1, -512, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]), max_size=5),
-    st.dictionaries(st.sampled_from(["records", "size", "mtime_ns", "version", "kind", "penstock index"]), junk, max_size=1),
+    st.lists(
+        st.sampled_from([0, 2, 9, 13, 15, 512, 1024, 2048, -1, -512, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]),
+        max_size=5,
+    ),
+    st.dictionaries(
+        st.sampled_from(["records", "size", "mtime_ns", "version", "kind", "penstock index"]), junk, max_size=1
+    ),
     st.sampled_from(["jsonl", "tar"]),
 )
 @example([], {"records": 2**32}, "jsonl")
-def test_whatever_an_index_says_a_record_comes_or_a_value_error(shards: Path, offsets: list[int], other: Any, kind: str) -> None:
-    """Seen red: EINVAL where an offset is negative, a MemoryError and "cannot fit 'int'" where one is huge; no name of a file in them;
-    a MemoryError where the number of records is: found by the long fuzz."""
+def test_whatever_an_index_says_a_record_comes_or_a_value_error(
+    shards: Path, offsets: list[int], other: Any, kind: str
+) -> None:
+    """Seen red: EINVAL where an offset is negative, a MemoryError and "cannot fit 'int'" where one is huge; no name of
+    a file in them; a MemoryError where the number of records is: found by the long fuzz."""
     path, data = shards / f"x.{kind}", np.array(offsets, "<i8").tobytes()
     now = stamp(str(path))
-    head = {"penstock index": 1, "kind": kind, "records": len(offsets) - 1, "size": now.size, "mtime_ns": now.mtime_ns, "version": ""}
-    (shards / f"x.{kind}.index").write_bytes(json.dumps({**head, "checksum": zlib.crc32(data), **other}).encode() + b"\n" + data)
-    with nothing_imported(), refused_by_name(path), contextlib.closing({"jsonl": jsonl, "tar": tar}[kind](str(path))) as made:
+    head = {
+        "penstock index": 1,
+        "kind": kind,
+        "records": len(offsets) - 1,
+        "size": now.size,
+        "mtime_ns": now.mtime_ns,
+        "version": "",
+    }
+    (shards / f"x.{kind}.index").write_bytes(
+        json.dumps({**head, "checksum": zlib.crc32(data), **other}).encode() + b"\n" + data
+    )
+    with (
+        nothing_imported(),
+        refused_by_name(path),
+        contextlib.closing({"jsonl": jsonl, "tar": tar}[kind](str(path))) as made,
+    ):
         for k in range(min(len(made), 5)):
             with refused_by_name(path):
                 made[k]
 
 
-MDS = {"a": "int", "b": "str", "c": "json", "d": "ndarray", "e": "ndarray:int16:2", "f": "list[png]", "g": "pil", "h": "uint8"}
-SAID = ["format", "version", "samples", "compression", "raw_data", "zip_data", "column_names", "column_encodings", "column_sizes", "hashes"]
+MDS = {
+    "a": "int",
+    "b": "str",
+    "c": "json",
+    "d": "ndarray",
+    "e": "ndarray:int16:2",
+    "f": "list[png]",
+    "g": "pil",
+    "h": "uint8",
+}
+SAID = [
+    "format",
+    "version",
+    "samples",
+    "compression",
+    "raw_data",
+    "zip_data",
+    "column_names",
+    "column_encodings",
+    "column_sizes",
+    "hashes",
+]
 
 
 @pytest.mark.slow
@@ -308,10 +380,20 @@ SAID = ["format", "version", "samples", "compression", "raw_data", "zip_data", "
 def test_whatever_an_index_of_mds_and_its_shards_say(
     tmp_path_factory: Any, said: Any, of_file: Any, written: list[tuple[int, bytes]], packed: str
 ) -> None:
-    """Records come, or a ValueError that names the folder; a FileNotFoundError where another shard is named. Only the header of a shard, and its values, are written over."""
+    """Records come, or a ValueError that names the folder; a FileNotFoundError where another shard is named. Only the
+    header of a shard, and its values, are written over."""
     folder = tmp_path_factory.mktemp("mds")
     array, image = b"\x10\x04\x02\1\0\2\0", b"\2\0\0\0\1\0\0\0\1\0\0\0Lab"
-    values = {"a": bytes(8), "b": b"text", "c": b"[1]", "d": array, "e": b"abcd", "f": struct.pack("<III", 0, 1, 0), "g": image, "h": b"a"}
+    values = {
+        "a": bytes(8),
+        "b": b"text",
+        "c": b"[1]",
+        "d": array,
+        "e": b"abcd",
+        "f": struct.pack("<III", 0, 1, 0),
+        "g": image,
+        "h": b"a",
+    }
     raw = bytearray(mds_files.shard_of(MDS, [values] * 3))
     for at, data in written:
         raw[at : at + len(data)] = data[: max(0, len(raw) - at)]
@@ -339,7 +421,8 @@ def pax(said: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [2**34, 2**50, 2**62, 2**63 + 8, 2**80, b"9" * 30, b"9" * 5000, "²".encode()], ids=str)
 def test_a_tar_that_states_a_size_that_it_cannot_have_is_refused_by_its_name(size: Any, tmp_path: Path) -> None:
-    """Seen red: a MemoryError, EINVAL and "cannot fit 'int'", and ValueErrors of ``int``, none of which named the file."""
+    """Seen red: a MemoryError, EINVAL and "cannot fit 'int'", and ValueErrors of ``int``, none of which named the
+    file."""
     path, member, before = tmp_path / "x.tar", tarfile.TarInfo("1.txt"), b""
     if isinstance(size, int):
         member.size = size
@@ -356,7 +439,9 @@ def test_a_tar_that_states_a_size_that_it_cannot_have_is_refused_by_its_name(siz
 
 
 @pytest.mark.parametrize(
-    "header", [b"{'descr': '<u2', 'fortran_order': False, 'shape': (", b"{" * 90, b"9" * 9000, b"\xff"], ids=lambda header: header[:20]
+    "header",
+    [b"{'descr': '<u2', 'fortran_order': False, 'shape': (", b"{" * 90, b"9" * 9000, b"\xff"],
+    ids=lambda header: header[:20],
 )
 def test_a_header_of_npy_that_cannot_be_read_names_its_file(header: bytes, tmp_path: Path) -> None:
     """Seen red: NumPy's own errors, which name none."""
@@ -392,7 +477,9 @@ def test_whatever_an_index_of_megatron_says_its_documents_come_or_a_value_error(
 ) -> None:
     """Seen red: borders that lead out of the sequences, an IndexError."""
     path = tmp_path_factory.getbasetemp() / "hostile.idx"
-    path.write_bytes(index(lengths, [0, *sorted(at for at in documents if at >= 0), len(lengths)] if fits else documents, **other))
+    path.write_bytes(
+        index(lengths, [0, *sorted(at for at in documents if at >= 0), len(lengths)] if fits else documents, **other)
+    )
     with open(path.with_suffix(".bin"), "wb") as file:
         file.truncate(2 * sum(lengths) if fits and 0 <= sum(lengths) < 100 else size)
     try:
@@ -444,7 +531,9 @@ tagged = st.recursive(
         {TAG: st.sampled_from([*_READ, "x"])},
         optional={
             "items": st.lists(inner | st.lists(inner, max_size=2), max_size=3) | inner,
-            "dtype": st.sampled_from(DTYPES) | st.lists(st.lists(st.sampled_from(DTYPES), max_size=3), max_size=2) | inner,
+            "dtype": st.sampled_from(DTYPES)
+            | st.lists(st.lists(st.sampled_from(DTYPES), max_size=3), max_size=2)
+            | inner,
             "shape": shapes,
             "data": st.sampled_from(["", "AA==", "AAAAAAAAAAA=", "/////////////////////w==", "*"]) | inner,
             "bits": st.sampled_from(["7ff8000000000000", "x", ""]) | inner,
@@ -480,7 +569,8 @@ def test_a_dtype_in_a_state_is_one_that_lies_in_torch(dtype: str) -> None:
 @pytest.mark.parametrize("dangling", [False, True])
 @pytest.mark.parametrize("name", ["penstock.data", "penstock.index", "penstock.json", "penstock.json.new"])
 def test_a_link_in_a_cache_folder_leads_no_write_elsewhere(name: str, dangling: bool, tmp_path: Path) -> None:
-    """Seen red: the index emptied the file that its link led to, the JSON overwrote it, the data were appended to it."""
+    """Seen red: the index emptied the file that its link led to, the JSON overwrote it, the data were appended to
+    it."""
     target, folder = tmp_path / "target", tmp_path / "cache"
     if not dangling:
         target.write_bytes(b"")
@@ -516,8 +606,12 @@ def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: P
         (tmp_path / name).write_bytes(sound)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.idx", "x.parquet", "x.arrow", "index.json", "kept", "index"])
-def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.idx", "x.parquet", "x.arrow", "index.json", "kept", "index"]
+)
+def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Seen to fail: a pipe was opened, which waits for a writer, and /dev/zero was read forever."""
     (tmp_path / "x.jsonl").write_text("1\n")
     assert main(["index", str(tmp_path / "x.jsonl")]) == 0
@@ -593,5 +687,7 @@ REPEATS = int(os.environ.get("PENSTOCK_REPEATS", "1"))
 def test_many_times_as_many(file: str, times: int) -> None:
     """In a program of its own, because a crash would end this one."""
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", str(Path(__file__).with_name(file))]
-    done = subprocess.run(command, env={**os.environ, "PENSTOCK_FUZZ": str(times * REPEATS)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, "PENSTOCK_FUZZ": str(times * REPEATS)}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -21,7 +21,9 @@ BUILDS = {
     "shuffled": lambda: Loader.from_dataset(Tagged(N), batch_size=3, shuffle=True),
     "torch": lambda: Loader.from_dataset(Tagged(N), batch_size=3, order=TorchOrder(N)),
     "batches": lambda: Loader.from_dataset(Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 3, False)),
-    "packs": lambda: Loader.from_dataset([[k] * (k % 4 + 1) for k in range(N)], 1, groups=Packs([k % 4 + 1 for k in range(N)], 4, block=4)),
+    "packs": lambda: Loader.from_dataset(
+        [[k] * (k % 4 + 1) for k in range(N)], 1, groups=Packs([k % 4 + 1 for k in range(N)], 4, block=4)
+    ),
     "keys": lambda: Loader.from_dataset(Tagged(N), groups=Buckets(keys="aabbbcccac", batch_size=2, block=6)),
     "unordered": lambda: Loader.from_dataset(Tagged(N), batch_size=1, num_workers=3, method="thread", in_order=False),
     "iterated": lambda: Loader(penstock.nodes.IterableSource(range(N))),
@@ -39,7 +41,12 @@ def loaders():
     texts["unordered"] = json.dumps(
         {
             **json.loads(texts["unordered"]),
-            "state": {"source": {"epoch": 0, "source": {"epoch": 0, "position": 2}}, "delivered": [2, 4], "rank": 0, "world_size": 1},
+            "state": {
+                "source": {"epoch": 0, "source": {"epoch": 0, "position": 2}},
+                "delivered": [2, 4],
+                "rank": 0,
+                "world_size": 1,
+            },
         }
     )
     yield made, texts
@@ -51,7 +58,11 @@ values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(0, 12) | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "block", "taken", "rounds", "x"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["epoch", "position", "source", "delivered", "block", "taken", "rounds", "x"]),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=5,
 )
@@ -94,7 +105,9 @@ def mutated(text: str, draw) -> object:
         del parent[path[-1]]
         return {"penstock": json.dumps(tree)}
     return draw(
-        values | st.dictionaries(st.just("penstock"), values) | st.sampled_from([{"penstock": "[" * 9999}, {"penstock": "9" * 9999}])
+        values
+        | st.dictionaries(st.just("penstock"), values)
+        | st.sampled_from([{"penstock": "[" * 9999}, {"penstock": "9" * 9999}])
     )
 
 

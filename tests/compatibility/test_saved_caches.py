@@ -1,4 +1,5 @@
-"""This version reads a cache filled by an earlier one: ``saved_cache/`` was written before the files of the package were moved."""
+"""This version reads a cache filled by an earlier one: ``saved_cache/`` was written before the files of the package
+were moved."""
 
 from __future__ import annotations
 

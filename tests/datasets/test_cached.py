@@ -1,4 +1,5 @@
-"""A cache returns what the dataset returned, loads each sample once for everybody, and survives the death of any process that fills it."""
+"""A cache returns what the dataset returned, loads each sample once for everybody, and survives the death of any
+process that fills it."""
 
 from __future__ import annotations
 
@@ -34,12 +35,15 @@ from penstock._datasets import cache_files
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="memory without a name, and locks of an opened file, are Linux's")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="memory without a name, and locks of an opened file, are Linux's"
+)
 N = 12
 
 
 class Counted:
-    """Sample i is an array of i + 1 rows of ``1000 * version + i``; each call, from any process, appends a line to a file."""
+    """Sample i is an array of i + 1 rows of ``1000 * version + i``; each call, from any process, appends a line to a
+    file."""
 
     def __init__(self, log: Path, n: int = N, *, version: int = 0, columns: int = 3) -> None:
         self.log = log
@@ -110,7 +114,9 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one.resolve_conj(), other.resolve_conj())]
+        bits = [
+            tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one.resolve_conj(), other.resolve_conj())
+        ]
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
     if isinstance(one, np.ndarray | np.generic):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
@@ -134,7 +140,24 @@ def counted(tmp_path: Path) -> Counted:
 # What a cache returns.
 
 SAMPLES = {
-    "plain": [None, True, False, 0, -1, 2**200, 1.5, -0.0, float("inf"), float("nan"), 1e-320, 3 - 0.0j, "", "a\0ü\ud800", b"", b"\0\xff"],
+    "plain": [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        2**200,
+        1.5,
+        -0.0,
+        float("inf"),
+        float("nan"),
+        1e-320,
+        3 - 0.0j,
+        "",
+        "a\0ü\ud800",
+        b"",
+        b"\0\xff",
+    ],
     "containers": {"a": [], "b": (), "c": {}, 1: ((1,), [2]), None: {"": None}, 2.5: [[]], False: 0},
     "named": [Point(1, [torch.ones(2)]), Pair(Point(None, 2), b"x")],
     "tensors": [
@@ -148,7 +171,13 @@ SAMPLES = {
         ),
         torch.tensor([0.5, -1, 448]).to(torch.float8_e4m3fn),
     ],
-    "shapes": [torch.tensor(7), torch.tensor(True), torch.empty(0), torch.empty(2, 0, 3, dtype=torch.bfloat16), torch.ones(1, 1, 1)],
+    "shapes": [
+        torch.tensor(7),
+        torch.tensor(True),
+        torch.empty(0),
+        torch.empty(2, 0, 3, dtype=torch.bfloat16),
+        torch.ones(1, 1, 1),
+    ],
     "strides": [
         torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1)[::2],
         torch.tensor(1.0).expand(3, 3),
@@ -158,8 +187,19 @@ SAMPLES = {
         np.arange(6).reshape(2, 3).astype(dtype)
         for dtype in ["?", "b", "B", "<i2", ">i4", "u8", "f2", "f4", ">f8", "g", "F", "D", "m8[s]", "M8[ns]"]
     ],
-    "texts": [np.array(["a", "bcd"]), np.array([b"a", b"bcd"]), np.array([b"ab"], "V2"), np.array("x"), np.empty(0, "U3")],
-    "array shapes": [np.array(7.0), np.empty((0, 3)), np.arange(12).reshape(3, 4).T[::2], np.asfortranarray(np.ones((2, 3)))],
+    "texts": [
+        np.array(["a", "bcd"]),
+        np.array([b"a", b"bcd"]),
+        np.array([b"ab"], "V2"),
+        np.array("x"),
+        np.empty(0, "U3"),
+    ],
+    "array shapes": [
+        np.array(7.0),
+        np.empty((0, 3)),
+        np.arange(12).reshape(3, 4).T[::2],
+        np.asfortranarray(np.ones((2, 3))),
+    ],
     "scalars": [
         np.float64(1.5),
         np.float32("nan"),
@@ -176,7 +216,8 @@ SAMPLES = {
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_comes_back_bit_by_bit(name: str, place: Path | None) -> None:
-    """Seen to fail: NumPy scalars written as the Python numbers that they inherit from; bfloat16 converted through float32."""
+    """Seen to fail: NumPy scalars written as the Python numbers that they inherit from; bfloat16 converted through
+    float32."""
     dataset = One(SAMPLES[name])
     cached = Cached(dataset, place)
     assert same(cached[0], SAMPLES[name])  # while it is filled
@@ -235,14 +276,18 @@ def test_whatever_else_is_refused_with_the_remedy(sample: Any, words: str, place
     """Seen to fail: subclasses of dict and of Tensor accepted, which came back as plain ones."""
     cached = Cached(One(sample), place)
     with pytest.raises(
-        TypeError, match=rf"sample 0 of tests\.datasets\.test_cached\.One cannot be cached: sample.*{words}.*Cache the data before"
+        TypeError,
+        match=(
+            rf"sample 0 of tests\.datasets\.test_cached\.One cannot be cached: sample.*{words}.*Cache the data before"
+        ),
     ):
         cached[0]
     assert cached.filled == 0
 
 
 def test_a_sample_in_hand_is_ones_own(place: Path | None) -> None:
-    """Changing it changes neither the cache nor the dataset. Seen to fail: a kept sample returned again; the dataset's own object returned."""
+    """Changing it changes neither the cache nor the dataset. Seen to fail: a kept sample returned again; the dataset's
+    own object returned."""
     own = {"tensor": torch.zeros(1000)[::2], "array": np.zeros(1000), "list": [0]}
     cached = Cached(One(own), place)
     for _ in range(3):
@@ -266,7 +311,9 @@ def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
         for _ in range(2):
             assert cached[index]["index"] == range(N)[index]
     for index in (N, -N - 1):
-        with pytest.raises(IndexError, match=f"index {index} is out of range: tests.datasets.test_cached.Counted has 12 samples"):
+        with pytest.raises(
+            IndexError, match=f"index {index} is out of range: tests.datasets.test_cached.Counted has 12 samples"
+        ):
             cached[index]
     with pytest.raises(TypeError):
         cached["a"]
@@ -282,7 +329,9 @@ def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
     ],
     ids=["grad", "sparse"],
 )
-def test_a_tensor_of_an_uncommon_kind_is_refused_with_what_to_call_on_it(sample: Any, mended: Callable[[Any], Any]) -> None:
+def test_a_tensor_of_an_uncommon_kind_is_refused_with_what_to_call_on_it(
+    sample: Any, mended: Callable[[Any], Any]
+) -> None:
     """Fails if the only remedy is another place for the cache. And the remedy works."""
     with pytest.raises(TypeError, match=rf"return its \.{mended.__name__}\(\)\)\. Cache the data before"):
         Cached(One(sample))[0]
@@ -299,7 +348,9 @@ class Together(Counted):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_fill_loads_many_at_once_and_is_silent_where_nothing_is_missing(num_workers: int, tmp_path: Path, caplog: Any) -> None:
+def test_fill_loads_many_at_once_and_is_silent_where_nothing_is_missing(
+    num_workers: int, tmp_path: Path, caplog: Any
+) -> None:
     """Fails if `fill` does not call ``__getitems__``, or if a full cache warns of an epoch without a batch."""
     cached = Cached(Together(tmp_path / "calls"))
     for _ in range(2):
@@ -315,7 +366,9 @@ def test_fill_loads_many_at_once_and_is_silent_where_nothing_is_missing(num_work
         {"num_workers": 2, "method": "process", "multiprocessing_context": "fork"},
         {"num_workers": 2, "method": "thread"},
         {"num_workers": 0},
-        pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.soak),
+        pytest.param(
+            {"num_workers": 2, "method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.soak
+        ),
     ],
     ids=lambda way: way.get("multiprocessing_context") or way.get("method") or "inline",
 )
@@ -373,8 +426,8 @@ def test_a_folder_can_be_pickled(tmp_path: Path, counted: Counted) -> None:
 def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: Path | None, tmp_path: Path) -> None:
     """Three processes of two threads each.
 
-    Seen to fail: without the lock, with a per-process lock (``lockf``), and without a second read under the lock. Seen to hang: a thread
-    that held claims waited for others.
+    Seen to fail: without the lock, with a per-process lock (``lockf``), and without a second read under the lock. Seen
+    to hang: a thread that held claims waited for others.
     """
     dataset = kind(tmp_path / "calls", 150, columns=100)
     cached = Cached(dataset, place)
@@ -436,7 +489,10 @@ def test_a_batch_that_is_no_list_of_samples_is_refused(tmp_path: Path) -> None:
             return np.array(indices)
 
     with pytest.raises(
-        TypeError, match="Stacked.__getitems__ returned a whole batch, a ndarray. Return a list of samples, or remove __getitems__"
+        TypeError,
+        match=(
+            "Stacked.__getitems__ returned a whole batch, a ndarray. Return a list of samples, or remove __getitems__"
+        ),
     ):
         Cached(Stacked(tmp_path / "calls"), tmp_path / "cache").__getitems__([1, 2])
 
@@ -497,7 +553,8 @@ def test_another_datasets_cache_is_refused(tmp_path: Path, counted: Counted) -> 
         (Gathered(counted.log), ["crop", 2], 'dataset "tests.datasets.test_cached.Gathered"'),
     ):
         with pytest.raises(
-            ValueError, match=r'is the cache of dataset "tests.datasets.test_cached.Counted", length 12, fingerprint \["crop", 2\]'
+            ValueError,
+            match=r'is the cache of dataset "tests.datasets.test_cached.Counted", length 12, fingerprint \["crop", 2\]',
         ) as raised:
             Cached(dataset, tmp_path / "a" / "cache", fingerprint=fingerprint)
         assert words in str(raised.value).split("but this is")[1]
@@ -513,7 +570,8 @@ def test_the_main_script_has_one_name(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_that_was_replaced_is_another_cache(tmp_path: Path, counted: Counted) -> None:
-    """An old job continues with the old files. Seen to fail: files opened by name, which put samples of version 1 into the cache of version 2."""
+    """An old job continues with the old files. Seen to fail: files opened by name, which put samples of version 1 into
+    the cache of version 2."""
     old = Cached(counted, tmp_path / "cache", fingerprint=0)
     old[0]
     shutil.rmtree(tmp_path / "cache")
@@ -534,7 +592,12 @@ class Told(Counted):
 @pytest.mark.parametrize(
     ("dataset", "options", "error", "words"),
     [
-        (Told(Path()), {}, ValueError, "Told has set_epoch.*let a dataset that changes with the epoch read from the cache"),
+        (
+            Told(Path()),
+            {},
+            ValueError,
+            "Told has set_epoch.*let a dataset that changes with the epoch read from the cache",
+        ),
         (Subset(ConcatDataset([Told(Path())]), [0]), {}, ValueError, "Told has set_epoch"),
         (type("Endless", (Resumable,), {"__len__": lambda self: 1})(1), {}, TypeError, "Endless does not qualify"),
         (iter([1]), {}, TypeError, "read by index"),
@@ -542,7 +605,9 @@ class Told(Counted):
         (Counted(Path()), {"fingerprint": {1, 2}}, TypeError, r"fingerprint=\{1, 2\} is not JSON"),
     ],
 )
-def test_what_cannot_be_cached_is_refused_when_built(dataset: Any, options: Any, error: Any, words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_cached_is_refused_when_built(
+    dataset: Any, options: Any, error: Any, words: str, tmp_path: Path
+) -> None:
     """Seen to fail: a dataset with set_epoch accepted."""
     with pytest.raises(error, match=words):
         Cached(dataset, tmp_path / "cache", **options)
@@ -559,14 +624,22 @@ def test_a_sample_that_draws_for_this_epoch_is_refused(kind: str, tmp_path: Path
             return 1
 
     cached = Cached(Noisy(1), tmp_path / "cache")
-    with Loader.from_dataset(cached) as loader, pytest.raises(ValueError, match=r"sample 0 of .*Noisy drew from penstock.sample\(\)"):
+    with (
+        Loader.from_dataset(cached) as loader,
+        pytest.raises(ValueError, match=r"sample 0 of .*Noisy drew from penstock.sample\(\)"),
+    ):
         list(loader)
     assert cached.filled == 0
 
 
-@pytest.mark.parametrize(("draw", "place"), [(random.random, None), (np.random.random, "cache"), (lambda: torch.rand(1), "cache")])
-def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, place: Any, tmp_path: Path, caplog: Any) -> None:
-    """Inline. Samples that draw nothing, and reads of cached samples, cause no warning. Seen to fail: without the second snapshot."""
+@pytest.mark.parametrize(
+    ("draw", "place"), [(random.random, None), (np.random.random, "cache"), (lambda: torch.rand(1), "cache")]
+)
+def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(
+    draw: Any, place: Any, tmp_path: Path, caplog: Any
+) -> None:
+    """Inline. Samples that draw nothing, and reads of cached samples, cause no warning. Seen to fail: without the
+    second snapshot."""
 
     class Sometimes(list[int]):
         def __getitem__(self, index: Any) -> Any:
@@ -601,7 +674,10 @@ def filled_folder(folder: Path, dataset: Counted) -> None:
     ("name", "damage", "words"),
     [
         ("penstock.json", lambda data: data[:-5], "penstock.json cannot be read"),
-        *(("penstock.json", lambda data, text=text: text, "penstock.json cannot be read") for text in (b"", b"[1]", b"{}", b"\xff\xfe")),
+        *(
+            ("penstock.json", lambda data, text=text: text, "penstock.json cannot be read")
+            for text in (b"", b"[1]", b"{}", b"\xff\xfe")
+        ),
         ("penstock.json", lambda data: data.replace(b'"1, ', b'"2, '), r'format "2, '),
         ("penstock.json", None, "penstock.json is missing"),
         ("penstock.index", lambda data: data[:-1], "penstock.index has 95 bytes instead of 96"),
@@ -622,8 +698,11 @@ def test_a_damaged_folder_is_refused(name: str, damage: Any, words: str, tmp_pat
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["penstock.index", "penstock.data", "penstock.json"])
-def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged sample is loaded again, with a warning. Seen to fail: without the CRC, and with a CRC over the arrays only."""
+def test_whatever_byte_is_flipped_no_sample_is_wrong(
+    name: str, step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged sample is loaded again, with a warning. Seen to fail: without the CRC, and with a CRC over the arrays
+    only."""
     dataset = Counted(tmp_path / "calls", 3)
     filled_folder(tmp_path / "sound", dataset)
     sound = (tmp_path / "sound" / name).read_bytes()
@@ -646,7 +725,8 @@ def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, step: int, tmp_p
 
 @pytest.mark.parametrize("entry", [1, 24, 25, 2**64 - 1, "another's"])
 def test_whatever_the_index_says_no_sample_is_wrong(entry: Any, tmp_path: Path, counted: Counted) -> None:
-    """Seen to fail: without the number in the footer (another sample was read); reading before the start of the data."""
+    """Seen to fail: without the number in the footer (another sample was read); reading before the start of the
+    data."""
     filled_folder(tmp_path / "cache", counted)
     index = tmp_path / "cache" / "penstock.index"
     entries = index.read_bytes()
@@ -657,8 +737,11 @@ def test_whatever_the_index_says_no_sample_is_wrong(entry: Any, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, 400])
-def test_what_is_cut_off_is_loaded_again(left: int, tmp_path: Path, counted: Counted, caplog: pytest.LogCaptureFixture) -> None:
-    """After a power failure the index may be on disk, but not all of the data. Seen to fail: without the check of the length."""
+def test_what_is_cut_off_is_loaded_again(
+    left: int, tmp_path: Path, counted: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a power failure the index may be on disk, but not all of the data. Seen to fail: without the check of the
+    length."""
     filled_folder(tmp_path / "cache", counted)
     os.truncate(tmp_path / "cache" / "penstock.data", left)
     caplog.set_level(logging.WARNING, "penstock")

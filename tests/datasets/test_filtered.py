@@ -68,10 +68,13 @@ def said_anew(data, wrong):
 KEPT = [n for n in range(700) if n**2 % 10 == 1]
 
 
-@pytest.mark.parametrize("way", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}], ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize(
+    "way", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}], ids=["inline", "threads", "processes"]
+)
 @pytest.mark.parametrize("dataset", [Squares, Together])
 def test_keeps_the_samples_for_which_the_predicate_holds_in_their_order(dataset, way, monkeypatch):
-    """On every rank. Seen red without rank=0, world_size=1 (each rank then judges its share), and with the dataset's own order."""
+    """On every rank. Seen red without rank=0, world_size=1 (each rank then judges its share), and with the dataset's
+    own order."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     kept = filtered(dataset(), ends_in_one, **way)
@@ -90,7 +93,9 @@ def test_of_arrays_is_still_gathered():
 
 class TestTheFile:
     @pytest.mark.parametrize(
-        "cached", [lambda data, path: filtered(data, bool, cache=path), lambda data, path: Cached(data, path)], ids=["keep", "Cached"]
+        "cached",
+        [lambda data, path: filtered(data, bool, cache=path), lambda data, path: Cached(data, path)],
+        ids=["keep", "Cached"],
     )
     def test_is_of_the_files_that_were_looked_at(self, tmp_path, cached):
         """Seen to fail: files of other names, of as many records, got what was kept of these."""
@@ -135,7 +140,9 @@ class TestTheFile:
             filtered(range(5), Below(0), cache=tmp_path / "kept")
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("made", [lambda bound: partial(below, bound=bound), Below, lambda bound: Below(bound).__call__])
+    @pytest.mark.parametrize(
+        "made", [lambda bound: partial(below, bound=bound), Below, lambda bound: Below(bound).__call__]
+    )
     def test_of_a_predicate_that_holds_other_values_is_refused(self, tmp_path, made):
         """Seen red without the predicate in the file: its samples come back for any bound."""
         assert list(filtered(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
@@ -153,7 +160,10 @@ class TestTheFile:
             (lambda data: data[:-8], r"has \d+ bytes instead of \d+: it is damaged"),
             (lambda data: data + b"12345678", r"has \d+ bytes instead of \d+: it is damaged"),
             (lambda data: data[:-3] + b"abc", "its checksum is wrong"),
-            *((lambda data, text=text: text, "was not written by penstock") for text in (b"", b"hello\n", b"[1]\n", b"\xff\xfe")),
+            *(
+                (lambda data, text=text: text, "was not written by penstock")
+                for text in (b"", b"hello\n", b"[1]\n", b"\xff\xfe")
+            ),
             *(
                 (lambda data, wrong=wrong: said_anew(data, wrong), "was not written by penstock, or is damaged")
                 for wrong in ({"count": "2"}, {"count": 2.0}, {"of": None}, {"of": [1]})

@@ -81,8 +81,18 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         (Documents(9), 5, TypeError, "function must be a function of one sample, but 5 is not callable"),
         (Documents(9), lambda sample: 1.5, TypeError, "<lambda> must return an integer of 64 bits, but returned 1.5"),
         (Documents(9), lambda sample: True, TypeError, "must return an integer of 64 bits, but returned True"),
-        (Documents(9), lambda sample: 2**63, TypeError, "must return an integer of 64 bits, but returned 9223372036854775808"),
-        (Mix({"a": Documents(9)}, {"a": 1}), size, ValueError, r"a Mix is measured by source: pass \{name: lengths\(source, function\)"),
+        (
+            Documents(9),
+            lambda sample: 2**63,
+            TypeError,
+            "must return an integer of 64 bits, but returned 9223372036854775808",
+        ),
+        (
+            Mix({"a": Documents(9)}, {"a": 1}),
+            size,
+            ValueError,
+            r"a Mix is measured by source: pass \{name: lengths\(source, function\)",
+        ),
     ):
         with pytest.raises(error, match=said):
             lengths(dataset, function)
@@ -101,7 +111,9 @@ class TestBySource:
     def test_they_are_those_of_the_mix_by_name(self):
         """In whatever order they are given. Seen to fail: the order of the dict in place of that of the names."""
         mix = self.mix()
-        measured = {name: lengths(source, size) for name, source in (("web", mix.datasets[1]), ("code", mix.datasets[0]))}
+        measured = {
+            name: lengths(source, size) for name, source in (("web", mix.datasets[1]), ("code", mix.datasets[0]))
+        }
         also = {"images": ({"web": [1, 0], "code": [0, 2, 1]}, 2)}
         packs = Packs(measured, 8, also=also)
         assert packs.lengths.tolist() == [5, 5, 5, 3, 3]
@@ -117,7 +129,11 @@ class TestBySource:
                 self.mix(),
                 r"missing are \['code'\], unknown are \['text'\], and of another number are \{\}",
             ),
-            (self.packs(web=[3, 3]), self.mix(), r"Mix has \{'code': 3, 'web': 2\}: missing are \['code'\], unknown are \[\]"),
+            (
+                self.packs(web=[3, 3]),
+                self.mix(),
+                r"Mix has \{'code': 3, 'web': 2\}: missing are \['code'\], unknown are \[\]",
+            ),
             (
                 self.packs(web=[3] * 2, code=[5] * 2),
                 self.mix(),
@@ -134,5 +150,7 @@ class TestBySource:
             with pytest.raises(ValueError, match=said):
                 Packs(given, 8)
         images = {"images": ({"web": [1], "code": [0, 2, 1]}, 2)}
-        with pytest.raises(ValueError, match=r"also\['images'\] has \{'code': 3, 'web': 1\} counts, but .* both by source or neither"):
+        with pytest.raises(
+            ValueError, match=r"also\['images'\] has \{'code': 3, 'web': 1\} counts, but .* both by source or neither"
+        ):
             Packs({"web": [3, 3], "code": [5] * 3}, 8, also=images)

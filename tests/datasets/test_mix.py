@@ -66,6 +66,12 @@ class TestWhatComes:
         backwards = dict(reversed(three().items()))
         assert read(Mix(backwards, WEIGHTS, epoch_size=600), shuffle=True) == read(mix(), shuffle=True)
 
+    def test_stop_says_what_epoch_0_shows_and_later_epochs_continue(self):
+        """The figures of docs/data/mixing.md. Seen to fail: without `stop`."""
+        two = {name: Named(name, n, 10_000 * k) for k, (name, n) in enumerate({"a": 20, "b": 10}.items())}
+        epochs = read(Mix(two, {"a": 1, "b": 1}, stop="all"), epochs=2, seed=0)
+        assert [(len(epoch), len({*epoch})) for epoch in epochs] == [(39, 30), (39, 28)]
+
 
 def _with_source(value):
     return int(value), penstock.sample().source
@@ -77,7 +83,8 @@ def _hundred(first):
 
 class TestWhoKnowsTheSource:
     def test_the_sample(self):
-        """Named asserts it; a mix of mixes gives a path, and a sample that was asked for before the source is known learns of it."""
+        """Named asserts it; a mix of mixes gives a path, and a sample that was asked for before the source is known
+        learns of it."""
 
         class Around(list):
             def __getitem__(self, index):
@@ -128,13 +135,18 @@ class TestWhoKnowsTheSource:
         assert seen == ["a"] * 3
 
     @pytest.mark.parametrize(
-        "words", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}, {"batch_size": None}], ids=str
+        "words",
+        [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}, {"batch_size": None}],
+        ids=str,
     )
     @pytest.mark.parametrize("kind", ["by index", "streams", "a mix in a mix, and a source without one"])
     def test_the_transform_of_the_loader(self, words, kind, tmp_path):
-        """By value: 10,000 for each source. Seen to fail: the name of the row before, and that of the outer mix alone."""
+        """By value: 10,000 for each source. Seen to fail: the name of the row before, and that of the outer mix
+        alone."""
         if kind == "streams":
-            sources = {name: penstock.Stream([10_000 * k], open=_hundred, epoch_size=100) for k, name in enumerate("abc")}
+            sources = {
+                name: penstock.Stream([10_000 * k], open=_hundred, epoch_size=100) for k, name in enumerate("abc")
+            }
         else:
             sources = {name: [10_000 * k + i for i in range(100)] for k, name in enumerate("abc")}
         dataset = Mix(sources, WEIGHTS, epoch_size=200)
@@ -165,7 +177,10 @@ class TestAsADataset:
         assert dataset.report()["a"].items == pytest.approx(420)
 
     def test_sources_that_are_arrays_are_read_as_arrays(self):
-        tables = {name: TensorDataset(torch.arange(n) + 10_000 * k) for k, (name, n) in enumerate((("a", 50), ("b", 990), ("c", 300)))}
+        tables = {
+            name: TensorDataset(torch.arange(n) + 10_000 * k)
+            for k, (name, n) in enumerate((("a", 50), ("b", 990), ("c", 300)))
+        }
         fast = Mix(tables, WEIGHTS, epoch_size=600)
         assert penstock.nodes.Fetch(fast).is_arrays
         with Loader.from_dataset(fast, batch_size=20, shuffle=True, seed=1) as loader:
@@ -173,7 +188,9 @@ class TestAsADataset:
         assert not penstock.nodes.Fetch(Mix(tables, WEIGHTS, tag="of")).is_arrays
         assert not penstock.nodes.Fetch(mix()).is_arrays
 
-    @pytest.mark.parametrize("held", [penstock.Cached, lambda dataset: penstock.Resident(dataset)], ids=["Cached", "Resident"])
+    @pytest.mark.parametrize(
+        "held", [penstock.Cached, lambda dataset: penstock.Resident(dataset)], ids=["Cached", "Resident"]
+    )
     def test_is_still_one_when_it_is_cached_or_resident(self, held):
         """And what has no order still takes a sampler."""
         kept = held(mix())
@@ -254,7 +271,9 @@ class TestState:
 
     def test_leaves_out_what_check_ranks_compares(self):
         """Ranks must agree on the stages that lie ahead, too."""
-        one, same, other = (Loader.from_dataset(mix(weights=[(0, WEIGHTS), (start, {"b": 1})])) for start in (4000, 4000, 5000))
+        one, same, other = (
+            Loader.from_dataset(mix(weights=[(0, WEIGHTS), (start, {"b": 1})])) for start in (4000, 4000, 5000)
+        )
         assert one.state_dict() == other.state_dict()
         facts, same_facts, other_facts = (index_of(loader.root).facts.rank_settings for loader in (one, same, other))
         assert facts == same_facts != other_facts
@@ -264,9 +283,17 @@ class TestState:
     ("make", "error", "why"),
     [
         (lambda: Mix({}, {}), TypeError, "a mix takes a dict of datasets by name"),
-        (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* not \[\[1\], \[2\]\]"),
+        (
+            lambda: Mix([[1], [2]], {0: 1}),
+            TypeError,
+            r"a mix takes a dict of datasets by name, .* not \[\[1\], \[2\]\]",
+        ),
         (lambda: Mix({1: [1]}, {1: 1}), TypeError, "a mix takes a dict of datasets by name"),
-        (lambda: Mix({"a": Resumable(3)}, {"a": 1}), TypeError, "the source 'a' is a Resumable, which cannot be read by index"),
+        (
+            lambda: Mix({"a": Resumable(3)}, {"a": 1}),
+            TypeError,
+            "the source 'a' is a Resumable, which cannot be read by index",
+        ),
         (lambda: Mix({"a": iter([])}, {"a": 1}), TypeError, "the source 'a' is a list_iterator"),
         (lambda: mix(weights={**WEIGHTS, "d": 1}), ValueError, "there are weights for 'd'"),
         (lambda: mix(stop="never"), ValueError, "stop='never' must be 'first' or 'all'"),

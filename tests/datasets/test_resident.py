@@ -57,7 +57,8 @@ def assert_same(one: object, other: object) -> None:
 @pytest.mark.parametrize("ranks", [None, (0, 2), (1, 2)])
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}])
 def test_batches_are_the_ordinary_loaders(how, ranks):
-    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail: rows stored in reverse order."""
+    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail: rows stored in reverse
+    order."""
     ranked = {} if ranks is None else {"rank": ranks[0], "world_size": ranks[1]}
     with loader(resident(**how), **ranked) as held, loader(Samples(), **ranked) as ordinary:
         for _ in range(3):
@@ -146,11 +147,17 @@ def test_what_cannot_be_held_is_refused():
 
 def test_what_would_be_frozen_is_refused_or_told(caplog):
     """Seen to fail: `_Transformed` watching the dataset but not the transform."""
-    with pytest.raises(ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put the random part into augment"):
+    with pytest.raises(
+        ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put the random part into augment"
+    ):
         resident(transform=lambda one: one["image"] + penstock.sample().rng.random())
     assert caplog.text == ""
     resident(transform=lambda one: one["image"] + np.random.random())
-    assert caplog.text.count("sample 0 of Samples drew from the global random numbers") == caplog.text.count("drew from") == 1
+    assert (
+        caplog.text.count("sample 0 of Samples drew from the global random numbers")
+        == caplog.text.count("drew from")
+        == 1
+    )
 
 
 def test_an_error_of_the_dataset_comes_as_it_is():
@@ -175,7 +182,9 @@ def test_augmentation_is_the_same_on_any_number_of_ranks_and_after_a_resume():
     def by_label(**options: object) -> dict[int, tuple]:
         with loader(resident(augment=noisy), tail="exact", **options) as held:
             return {
-                (epoch, int(label)): tuple(float(value) for key in ("noise", "shift", "normal") for value in batch[key][row].flatten())
+                (epoch, int(label)): tuple(
+                    float(value) for key in ("noise", "shift", "normal") for value in batch[key][row].flatten()
+                )
                 for epoch in range(2)
                 for batch in held
                 for row, label in enumerate(batch["label"])
@@ -207,7 +216,10 @@ def test_batch_rng():
     assert normal.shape == (100_000, 2)
     assert abs(normal.mean()) < 0.01
     assert abs(normal.std() - 1) < 0.01
-    assert abs(torch.corrcoef(torch.stack([uniform, whole.float(), normal[:, 0], normal[:, 1]])).fill_diagonal_(0)).max() < 0.02
+    assert (
+        abs(torch.corrcoef(torch.stack([uniform, whole.float(), normal[:, 0], normal[:, 1]])).fill_diagonal_(0)).max()
+        < 0.02
+    )
     together, apart = BatchRng(3, 1, positions[:5]), BatchRng(3, 1, positions[:5])
     assert torch.equal(together.uniform(2, 3).flatten(1), torch.cat([apart.uniform(1) for _ in range(6)], dim=1))
     assert torch.equal(BatchRng(3, 1, positions[7:8]).uniform(), uniform[7:8])
@@ -231,10 +243,14 @@ def test_batch_rng_is_the_documented_generator(seed, epoch):
 
     rng = BatchRng(seed, epoch, torch.tensor(positions))
     uniform, whole, normal = rng.uniform(2), rng.integers(-5, 2**31 - 5), rng.normal()
-    assert uniform.tolist() == [[(one >> 40) / 2**24, (other >> 40) / 2**24] for one, other in zip(words(1), words(2), strict=True)]
+    assert uniform.tolist() == [
+        [(one >> 40) / 2**24, (other >> 40) / 2**24] for one, other in zip(words(1), words(2), strict=True)
+    ]
     assert whole.tolist() == [(word >> 2) % 2**31 - 5 for word in words(3)]
     radii = [math.sqrt(-2 * math.log(((word >> 11) + 1) / 2**53)) for word in words(4)]
-    expected = [radius * math.cos(2 * math.pi * (word >> 11) / 2**53) for radius, word in zip(radii, words(5), strict=True)]
+    expected = [
+        radius * math.cos(2 * math.pi * (word >> 11) / 2**53) for radius, word in zip(radii, words(5), strict=True)
+    ]
     assert normal.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
     assert rng.integers(7, 8, 1, 2).tolist() == [[[7, 7]]] * len(positions)
     assert rng.details() == {"samples": len(positions), "device": torch.device("cpu")}

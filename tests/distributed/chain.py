@@ -1,8 +1,11 @@
-"""One link of an elastic chain: go on from a checkpoint for some steps, on as many ranks as torchrun started, and leave another.
+"""One link of an elastic chain: go on from a checkpoint for some steps, on as many ranks as torchrun started, and leave
+another.
 
-chain.py SAVE-TO STEPS LOAD-FROM [LOOK-AT …]     ("-": begin anew; what is only looked at is loaded first, and read for a step)
+chain.py SAVE-TO STEPS LOAD-FROM [LOOK-AT …]
+    ("-": begin anew; what is only looked at is loaded first, and read for a step)
 
-It does so for each kind of data in turn. The checkpoints are torch.distributed.checkpoint's, in SAVE-TO/KIND; beside it is the global sequence, sequence.json.
+It does so for each kind of data in turn. The checkpoints are torch.distributed.checkpoint's, in SAVE-TO/KIND; beside it
+is the global sequence, sequence.json.
 """
 
 from __future__ import annotations
@@ -94,7 +97,9 @@ DATA = {  # an epoch of each has 5 batches, and 2 samples that are left over
     "packs": Documents,
     "tars": lambda: tar("tars/*[rz]", lanes=4, window=5),
     "lanes": lambda: stream(lanes=4, steps=[twice, Shuffle(5)]),
-    "mixed lanes": lambda: Mix({"a": stream(lanes=4), "b": stream(lanes=2, steps=[twice]), "c": range(9)}, STAGES, epoch_size=62),
+    "mixed lanes": lambda: Mix(
+        {"a": stream(lanes=4), "b": stream(lanes=2, steps=[twice]), "c": range(9)}, STAGES, epoch_size=62
+    ),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "packs": {"groups": Packs(LENGTHS, 64, block=64), "collate_fn": checksums},
@@ -104,7 +109,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def new_loader(data: str, world_size: int = 1, **options: Any) -> Loader[Any]:
     return Loader.from_dataset(
-        DATA[data](), batch_size=GLOBAL_BATCH // world_size, shuffle=True, seed=5, drop_last=True, **OPTIONS.get(data, {}), **options
+        DATA[data](),
+        batch_size=GLOBAL_BATCH // world_size,
+        shuffle=True,
+        seed=5,
+        drop_last=True,
+        **OPTIONS.get(data, {}),
+        **options,
     )
 
 
@@ -117,7 +128,13 @@ def endless(loader: Loader[Any]) -> Iterator[list[int]]:
 def main(save_to: Path, steps: int, load_from: str, look_at: list[str]) -> None:
     dist.init_process_group("gloo")
     for data in DATA:
-        link(data, save_to / data, steps, None if load_from == "-" else Path(load_from) / data, [Path(other) / data for other in look_at])
+        link(
+            data,
+            save_to / data,
+            steps,
+            None if load_from == "-" else Path(load_from) / data,
+            [Path(other) / data for other in look_at],
+        )
     dist.destroy_process_group()
 
 
@@ -128,7 +145,9 @@ def link(data: str, save_to: Path, steps: int, load_from: Path | None, look_at: 
         for other in look_at:
             dcp.load({"loader": loader}, checkpoint_id=other)
             expected = json.loads((other / "next.json").read_text())
-            assert in_order(gathered(next(endless(loader)))) == expected, f"{WORLD_SIZE} ranks go on from {other} with another batch"
+            assert in_order(gathered(next(endless(loader)))) == expected, (
+                f"{WORLD_SIZE} ranks go on from {other} with another batch"
+            )
         if load_from is not None:
             dcp.load({"loader": loader}, checkpoint_id=load_from)
         batches, sequence = endless(loader), []

@@ -15,7 +15,9 @@ from penstock.orders import WeightedOrder
 
 def other_weights_of_a_mix() -> None:
     """Seen to fail: without `choices` in the fingerprint."""
-    with Loader.from_dataset(Mix({"a": range(90), "b": range(90)}, {"a": 1, "b": 1}, epoch_size=400), batch_size=2) as loader:
+    with Loader.from_dataset(
+        Mix({"a": range(90), "b": range(90)}, {"a": 1, "b": 1}, epoch_size=400), batch_size=2
+    ) as loader:
         next(iter(loader))
         loader.reweight({"a": 1})
         penstock.check_ranks(loader)
@@ -42,12 +44,14 @@ def other_weights_of_a_draw() -> None:
         dist.barrier()
         found = error(lambda: penstock.check_ranks(loader))
         assert "next weights is" in found
-        found = gathered(error(lambda: list(loader)))  # a rank that is through before the other has begun hears of it in the next epoch
+        # a rank that is through before the other has begun hears of it in the next epoch
+        found = gathered(error(lambda: list(loader)))
         assert any("yields other items on rank" in one for one in found), found
 
 
 def other_files() -> None:
-    """One rank finds one more. Seen to fail: without `note`; with the number of shards in the settings, by which two loaders are known to be the same one."""
+    """One rank finds one more. Seen to fail: without `note`; with the number of shards in the settings, by which two
+    loaders are known to be the same one."""
     told = [_told(Loader.from_dataset(data, batch_size=2, **words)) for data, words in _found(6, 200)]
     assert told == [[], [], []]
     told = [_told(Loader.from_dataset(data, batch_size=2, **words)) for data, words in _found(6 + RANK, 200 + 9 * RANK)]

@@ -10,7 +10,8 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 
 
 def dealt(n: int, world_size: int, tail: Tail, begin: int = 0) -> list[int]:
-    """The positions of an epoch of ``n`` items, from ``begin`` on: place k goes to rank k mod ``world_size``. Position p is item p mod ``n``."""
+    """The positions of an epoch of ``n`` items, from ``begin`` on: place k goes to rank k mod ``world_size``. Position
+    p is item p mod ``n``."""
     items = list(range(begin, n))
     short = -len(items) % world_size  # ranks without an item in the last round
     return {

@@ -1,6 +1,8 @@
-"""What `check_ranks` says on two ranks, of loaders that differ and of loaders that are equal. Writes it into the file given, as JSON by name.
+"""What `check_ranks` says on two ranks, of loaders that differ and of loaders that are equal. Writes it into the file
+given, as JSON by name.
 
-The numbers are passed as arguments, so that the ranks leave no notes for each other. Each process has another seed of hashes (``PYTHONHASHSEED`` is not set), so a set of texts has another order on each rank.
+The numbers are passed as arguments, so that the ranks leave no notes for each other. Each process has another seed of
+hashes (``PYTHONHASHSEED`` is not set), so a set of texts has another order on each rank.
 """
 
 from __future__ import annotations
@@ -115,7 +117,9 @@ SAMPLERS = {
 
 
 def by_hand(sampler):
-    return Loader(Prefetcher(Mapper(Batcher(Sharder(Cycler(SamplerWrapper(sampler)), RANK, 2), 4), Fetch(Tagged(2 * N)))))
+    return Loader(
+        Prefetcher(Mapper(Batcher(Sharder(Cycler(SamplerWrapper(sampler)), RANK, 2), 4), Fetch(Tagged(2 * N))))
+    )
 
 
 LOADERS = {
@@ -129,9 +133,13 @@ LOADERS = {
 
 EQUAL = {
     "a memory": own(Tagged(2 * N), sampler=lambda: OwnGenerator(3)),
-    "a memory that cannot be pickled": own(Tagged(2 * N), sampler=lambda: OwnGenerator(3, lambda own: by_own_generator(own))),
+    "a memory that cannot be pickled": own(
+        Tagged(2 * N), sampler=lambda: OwnGenerator(3, lambda own: by_own_generator(own))
+    ),
     "a memory, read by a thread": lambda **_: by_hand(OwnGenerator(3)),
-    "a memory that cannot be pickled, read by a thread": lambda **_: by_hand(OwnGenerator(3, lambda own: by_own_generator(own))),
+    "a memory that cannot be pickled, read by a thread": lambda **_: by_hand(
+        OwnGenerator(3, lambda own: by_own_generator(own))
+    ),
     "files": own(lambda: named([path.replace("data", f"data/{RANK}") for path in FILES])),
 }
 
@@ -154,7 +162,9 @@ def said_at_each_moment(loader):
 def updated():
     """Before the training loop has updated the sampler, and behind that."""
     sampler = Updated()
-    with Loader.from_dataset(Tagged(N), batch_size=4, sampler=sampler, plan_ahead=False, rank=RANK, world_size=2) as loader:
+    with Loader.from_dataset(
+        Tagged(N), batch_size=4, sampler=sampler, plan_ahead=False, rank=RANK, world_size=2
+    ) as loader:
         said = [error(lambda: check_ranks(loader))]
         list(loader)
         sampler.by = RANK

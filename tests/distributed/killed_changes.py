@@ -2,8 +2,9 @@
 
 killed_changes.py FOLDER LIFE STEPS [KILL-THE-LAST-RANK-AT]
 
-In its third step each life gives the sources other weights; from the second on there is a new source, and a range that is skipped. Batches double at sample 400.
-Rank 0 writes the global sequence and the state after each step to FOLDER/steps.jsonl, and goes on from its last line.
+In its third step each life gives the sources other weights; from the second on there is a new source, and a range that
+is skipped. Batches double at sample 400. Rank 0 writes the global sequence and the state after each step to
+FOLDER/steps.jsonl, and goes on from its last line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ EPOCH = 180
 def new_loader(life: int, plan: Any, world_size: int = 1, **options: Any) -> Loader[Any]:
     sources = OLD if life == 0 else {**OLD, "new": range(2000, 2033)}
     sizes = Ramp([(start, size // world_size) for start, size in SIZES])
-    words: dict[str, Any] = {"drop_last": True, "tail": "drop", "shuffle": True, "seed": 5, "skip": SKIP if life else (), **options}
+    words: dict[str, Any] = {
+        "drop_last": True,
+        "tail": "drop",
+        "shuffle": True,
+        "seed": 5,
+        "skip": SKIP if life else (),
+        **options,
+    }
     return Loader.from_dataset(Mix(sources, plan, epoch_size=EPOCH), sizes, **words)
 
 
@@ -61,7 +69,9 @@ def main(folder: Path, life: int, steps: int, rank_at: int) -> None:
             assert gathered(state) == [state] * WORLD_SIZE
             if RANK == 0:
                 with file.open("a") as sink:
-                    sink.write(json.dumps({"ranks": WORLD_SIZE, "sequence": sequence, "begins": begins, "state": state}) + "\n")
+                    sink.write(
+                        json.dumps({"ranks": WORLD_SIZE, "sequence": sequence, "begins": begins, "state": state}) + "\n"
+                    )
     dist.destroy_process_group()
 
 

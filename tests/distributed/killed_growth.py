@@ -1,4 +1,5 @@
-"""Train on files that have become more in each life, on as many ranks as torchrun started, with two worker processes each.
+"""Train on files that have become more in each life, on as many ranks as torchrun started, with two worker processes
+each.
 
 killed_growth.py FOLDER STEPS [KILL-THE-LAST-RANK-AT]
 

@@ -1,6 +1,8 @@
-"""A Hugging Face Trainer over ragged token lists, with penstock's loaders: killed_hf.py --folder FOLDER [--resume] [--die-after PLACE] [--evaluate WHEN].
+"""A Hugging Face Trainer over ragged token lists, with penstock's loaders: killed_hf.py --folder FOLDER [--resume]
+[--die-after PLACE] [--evaluate WHEN].
 
-The Trainer itself saves the random state, the optimizer and the scheduler. Each step and each evaluation is recorded, to the last bit.
+The Trainer itself saves the random state, the optimizer and the scheduler. Each step and each evaluation is recorded,
+to the last bit.
 """
 
 from __future__ import annotations
@@ -61,10 +63,14 @@ class Classifier(nn.Module):
 
 class PenstockTrainer(Trainer):
     def get_train_dataloader(self) -> penstock.Loader:
-        return penstock.Loader.from_dataset(sentences(62), 8, True, seed=self.args.seed, collate_fn=padded_and_masked, num_workers=2)
+        return penstock.Loader.from_dataset(
+            sentences(62), 8, True, seed=self.args.seed, collate_fn=padded_and_masked, num_workers=2
+        )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> penstock.Loader:
-        return penstock.Loader.from_dataset(sentences(27), 8, collate_fn=padded, tail="exact", prefetch_next_epoch=False)
+        return penstock.Loader.from_dataset(
+            sentences(27), 8, collate_fn=padded, tail="exact", prefetch_next_epoch=False
+        )
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.loss = super().training_step(*args, **kwargs)
@@ -92,7 +98,9 @@ class Recorder(TrainerCallback):
             self.record(resumed=epoch_of(state, kwargs) if evaluated else f"step-{state.global_step}")
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.record(at=f"step-{state.global_step}", loss=self.trainer.loss.item(), lr=kwargs["lr_scheduler"].get_last_lr())
+        self.record(
+            at=f"step-{state.global_step}", loss=self.trainer.loss.item(), lr=kwargs["lr_scheduler"].get_last_lr()
+        )
         if not control.should_save:
             self.die(f"step-{state.global_step}")
 

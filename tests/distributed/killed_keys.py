@@ -1,8 +1,10 @@
-"""Read batches by key, dealt by cost, on as many ranks as torchrun started, with two worker processes each, and lose a rank.
+"""Read batches by key, dealt by cost, on as many ranks as torchrun started, with two worker processes each, and lose a
+rank.
 
 killed_keys.py FOLDER STEPS [KILL-THE-RANK-AT]     (the last one)
 
-Rank 0 writes the samples of each round and the state after it to FOLDER/steps.jsonl, and goes on from its last line. The program ends with the epoch, or after STEPS.
+Rank 0 writes the samples of each round and the state after it to FOLDER/steps.jsonl, and goes on from its last line.
+The program ends with the epoch, or after STEPS.
 """
 
 from __future__ import annotations

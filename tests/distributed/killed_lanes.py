@@ -42,7 +42,15 @@ def marked(number: int) -> int:
 
 
 def new_loader(world_size: int = 1, **options: Any) -> Loader[Any]:
-    data = Stream(24, numbers, epoch_size=120, lanes=8, steps=[Filter(mostly_of_some), Shuffle(6)], transform=marked, bookmarks="bookmarks")
+    data = Stream(
+        24,
+        numbers,
+        epoch_size=120,
+        lanes=8,
+        steps=[Filter(mostly_of_some), Shuffle(6)],
+        transform=marked,
+        bookmarks="bookmarks",
+    )
     return Loader.from_dataset(data, GLOBAL_BATCH // world_size, True, seed=5, **options)
 
 

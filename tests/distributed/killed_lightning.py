@@ -1,7 +1,8 @@
-"""Metric learning in Lightning, P classes x K samples per batch: killed_lightning.py --folder FOLDER [--resume] [--die-after PLACE].
+"""Metric learning in Lightning, P classes x K samples per batch: killed_lightning.py --folder FOLDER [--resume]
+[--die-after PLACE].
 
-If a run is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning skips the validation of that epoch, also with a
-DataLoader. Each step and each validation is recorded, to the last bit.
+If a run is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning skips the
+validation of that epoch, also with a DataLoader. Each step and each validation is recorded, to the last bit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ CLASSES, P, K = 16, 4, 3
 
 
 class Faces(Dataset):
-    """Each class is a point in space. Its samples are near the point, and augmentation moves them, drawing from the global generators."""
+    """Each class is a point in space. Its samples are near the point, and augmentation moves them, drawing from the
+    global generators."""
 
     def __init__(self, per_class: int, *, augment: bool) -> None:
         generator = torch.Generator().manual_seed(per_class)
@@ -53,7 +55,8 @@ class Faces(Dataset):
 
 
 class PKBatchSampler(Sampler[list[int]]):
-    """P classes, and K samples of each; an epoch covers all classes twice. It draws from the global generators, and does not know the epoch."""
+    """P classes, and K samples of each; an epoch covers all classes twice. It draws from the global generators, and
+    does not know the epoch."""
 
     def __init__(self, labels: torch.Tensor) -> None:
         self.members = [torch.nonzero(labels == one).flatten().tolist() for one in range(CLASSES)]
@@ -73,7 +76,9 @@ class FacesModule(LightningDataModule):
         return penstock.Loader.from_dataset(faces, batch_sampler=PKBatchSampler(faces.labels), num_workers=2)
 
     def val_dataloader(self) -> penstock.Loader:
-        return penstock.Loader.from_dataset(Faces(3, augment=False), batch_size=16, num_workers=1, prefetch_next_epoch=False)
+        return penstock.Loader.from_dataset(
+            Faces(3, augment=False), batch_size=16, num_workers=1, prefetch_next_epoch=False
+        )
 
 
 class Embedder(LightningModule):
@@ -167,7 +172,10 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    saved = sorted(folder.glob("step=*.ckpt"), key=lambda file: (int(file.stem.removesuffix("-end")[5:]), file.stem.endswith("-end")))
+    saved = sorted(
+        folder.glob("step=*.ckpt"),
+        key=lambda file: (int(file.stem.removesuffix("-end")[5:]), file.stem.endswith("-end")),
+    )
     model = Embedder(folder, arguments.die_after)
     trainer.fit(model, datamodule=FacesModule(), ckpt_path=saved[-1] if arguments.resume and saved else None)
 

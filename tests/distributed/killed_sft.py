@@ -43,12 +43,22 @@ def main() -> None:
     if not folder.exists():
         folder.mkdir()
         make_data(folder)
-    options: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "ignore_data_skip": True, "logging_steps": 1}
+    options: dict[str, Any] = {
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "ignore_data_skip": True,
+        "logging_steps": 1,
+    }
     words = {"skip_prepare_dataset": True}
-    settings = SFTConfig(str(folder), max_steps=STEPS, save_steps=SAVE_EVERY, dataset_kwargs=words, bf16=False, **options)
+    settings = SFTConfig(
+        str(folder), max_steps=STEPS, save_steps=SAVE_EVERY, dataset_kwargs=words, bf16=False, **options
+    )
     unread = Dataset.from_list([{"input_ids": [0], "labels": [0]}])  # SFTTrainer looks at its first row only
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
-    trainer = ChatTrainer(model(), settings, train_dataset=unread, processing_class=tokenizer, callbacks=[HFTrainerCallback()])
+    trainer = ChatTrainer(
+        model(), settings, train_dataset=unread, processing_class=tokenizer, callbacks=[HFTrainerCallback()]
+    )
     trainer.arguments = arguments
     trainer.train(resume_from_checkpoint=arguments.resume)
 

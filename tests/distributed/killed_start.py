@@ -1,10 +1,11 @@
-"""Train on pictures of one source, and from step 1000 on also on those of another, in smaller batches; a third would come later still. A collective after each step.
+"""Train on pictures of one source, and from step 1000 on also on those of another, in smaller batches; a third would
+come later still. A collective after each step.
 
 killed_start.py FOLDER [KILL-THE-RANK-AT]     (the last one, at that step)
 
-The shape is that of https://github.com/bghira/SimpleTuner/issues/3099, where ranks waited for each other forever as soon as the second source began. Each
-rank writes what it had to FOLDER/ranks-N-RANK.jsonl; rank 0 writes the state to FOLDER/state.json after each step, and goes on from it. The program ends
-with the epoch.
+The shape is that of https://github.com/bghira/SimpleTuner/issues/3099, where ranks waited for each other forever as
+soon as the second source began. Each rank writes what it had to FOLDER/ranks-N-RANK.jsonl; rank 0 writes the state to
+FOLDER/state.json after each step, and goes on from it. The program ends with the epoch.
 """
 
 from __future__ import annotations

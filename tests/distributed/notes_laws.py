@@ -1,4 +1,5 @@
-"""What ranks note for each other, on as many ranks as torchrun started; see rank_notes.py. Index i is sample i of epoch 0, and 1000 * e + i of epoch e.
+"""What ranks note for each other, on as many ranks as torchrun started; see rank_notes.py. Index i is sample i of epoch
+0, and 1000 * e + i of epoch e.
 
 Answers are awaited for as long as they take here, so that no check depends on the speed of the machine.
 """
@@ -15,7 +16,14 @@ import torch.distributed as dist
 import torchdata.nodes
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from penstock import Loader, Stream
 from penstock._loader import note_board
@@ -119,7 +127,8 @@ class Records(IterableDataset):
 
 
 class ByWorker(IterableDataset):
-    """Numbers that are split by worker, all of them or those that are this rank's, as ``dist.get_rank`` says when they are read."""
+    """Numbers that are split by worker, all of them or those that are this rank's, as ``dist.get_rank`` says when they
+    are read."""
 
     def __init__(self, *, own=False):
         self.own = own
@@ -157,7 +166,9 @@ def stream(make, *, own=False, **options) -> Loader:
 
 
 def in_lanes(*, own=False, **options) -> Loader:
-    return Loader.from_dataset(Stream(ByWorker(own=own), lanes=2 * WORLD_SIZE, epoch_size=N), **{"batch_size": 2, **options})
+    return Loader.from_dataset(
+        Stream(ByWorker(own=own), lanes=2 * WORLD_SIZE, epoch_size=N), **{"batch_size": 2, **options}
+    )
 
 
 def by_hand(own) -> Loader:
@@ -173,7 +184,12 @@ def notes_of(one: Loader):
 def compared(one: Loader) -> bool:
     """Whether this loader has sent a note that counts."""
     notes = notes_of(one)
-    return notes is not None and notes._clerk is not None and notes._clerk.answered > 0 and notes._name not in note_board.given_up
+    return (
+        notes is not None
+        and notes._clerk is not None
+        and notes._clerk.answered > 0
+        and notes._name not in note_board.given_up
+    )
 
 
 # Nothing differs.
@@ -207,7 +223,9 @@ HEALTHY = {
     "RandomSampler": lambda **more: loader(RandomSampler(range(N)), **more),
     "WeightedRandomSampler": lambda **more: loader(WeightedRandomSampler([1.0, 2.0] * (N // 2), N), **more),
     "SubsetRandomSampler": lambda **more: loader(SubsetRandomSampler(range(N // 2)), **more),
-    "BatchSampler": lambda **more: loader(batch_size=1, batch_sampler=BatchSampler(RandomSampler(range(N)), 2, True), **more),
+    "BatchSampler": lambda **more: loader(
+        batch_size=1, batch_sampler=BatchSampler(RandomSampler(range(N)), 2, True), **more
+    ),
     "split within": lambda **more: loader(
         batch_size=1, batch_sampler=BatchSampler(RandomSampler(range(N)), 4, True), split="within", **more
     ),
@@ -226,7 +244,8 @@ WAYS = {
 
 
 def healthy_loaders_raise_no_alarm():
-    """Seen to fail: a stream whose pictures were compared too; and the texts of things, which have addresses in them."""
+    """Seen to fail: a stream whose pictures were compared too; and the texts of things, which have addresses in
+    them."""
     for name, build in HEALTHY.items():
         for walk in (whole, left_early, jumps, resumed):
             with build() as one:
@@ -264,7 +283,11 @@ def loaders_that_are_built_again_and_again_raise_no_alarm():
 
 def loaders_of_other_numbers_write_no_notes():
     """Seen to fail with notes of all loaders."""
-    for one in (loader(Deals(), rank=RANK, world_size=WORLD_SIZE), loader(Deals(), rank=0, world_size=1), loader(shuffle=True)):
+    for one in (
+        loader(Deals(), rank=RANK, world_size=WORLD_SIZE),
+        loader(Deals(), rank=0, world_size=1),
+        loader(shuffle=True),
+    ):
         with one:
             list(one)
         assert notes_of(one) is None
@@ -296,7 +319,8 @@ DIFFER = {
 
 
 def every_rank_hears_of_a_difference_whoever_is_late():
-    """The early rank has read four batches before the others begin. It goes on when all of them have seen the difference.
+    """The early rank has read four batches before the others begin. It goes on when all of them have seen the
+    difference.
 
     Seen to fail: without the look at the alarm, the early rank read to the end.
     """
@@ -317,7 +341,9 @@ def every_rank_hears_of_a_difference_whoever_is_late():
             one.close()
             assert said.startswith("StateMismatch: "), (name, early, said)
             remedies = (
-                ("A Stream", "get_rank()", "the same items") if name == "lanes" else ("split='own'", "num_replicas=1", "the same seed")
+                ("A Stream", "get_rank()", "the same items")
+                if name == "lanes"
+                else ("split='own'", "num_replicas=1", "the same seed")
             )
             assert all(part in said for part in (f"on rank {early}", *remedies)), (name, said)
 
@@ -381,7 +407,8 @@ def loaders_built_in_another_order_raise_no_alarm():
 
 
 def a_mesh_is_compared_along_its_dimension():
-    """Ranks 0 and 1 are replicas of each other's neighbours: two samplers along "tp" are no fault of "dp". Seen to fail without the ranks in the name."""
+    """Ranks 0 and 1 are replicas of each other's neighbours: two samplers along "tp" are no fault of "dp". Seen to fail
+    without the ranks in the name."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with loader(Seeded(RANK % 2), mesh=mesh["dp"]) as one:
         list(whole(one))
@@ -393,7 +420,10 @@ def a_mesh_is_compared_along_its_dimension():
     for rank, text in enumerate(said):
         if text != "no error":
             assert text.startswith(MISMATCH.format("Seeded")), text
-            assert f"on rank {rank % 2 + 2} than on rank {rank % 2} " in text or f"on rank {rank % 2} than on rank {rank % 2 + 2} " in text
+            assert (
+                f"on rank {rank % 2 + 2} than on rank {rank % 2} " in text
+                or f"on rank {rank % 2} than on rank {rank % 2 + 2} " in text
+            )
     assert all({said[rank], said[rank + 2]} != {"no error"} for rank in (0, 1)), said
 
 

@@ -1,4 +1,5 @@
-"""What could make notes wait, or speak of another job: a store whose process is stopped, and groups and ranks that begin again. See `main`."""
+"""What could make notes wait, or speak of another job: a store whose process is stopped, and groups and ranks that
+begin again. See `main`."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def waited_for(folder: Path, name: str) -> int:
 
 
 def stopped(folder: Path) -> None:
-    """Rank 0 has the store and is stopped, while the others read three epochs and close their loaders; then it reads too."""
+    """Rank 0 has the store and is stopped, while the others read three epochs and close their loaders; then it reads
+    too."""
     if RANK == 0:
         store = dist.TCPStore("127.0.0.1", 0, WORLD_SIZE, is_master=True, wait_for_workers=False)
         told(folder, "port", store.port)
@@ -89,12 +91,14 @@ def stopped(folder: Path) -> None:
 
 
 def remade(folder: Path) -> None:
-    """Three groups of the same processes, one after another, and a store that outlives them, as torchrun's does. Each has another order of the data.
+    """Three groups of the same processes, one after another, and a store that outlives them, as torchrun's does. Each
+    has another order of the data.
 
-    (gloo itself sometimes takes the addresses of the group before for its own in such a store, so here each group has a store, and the notes another.)
+    (gloo itself sometimes takes the addresses of the group before for its own in such a store, so here each group has a
+    store, and the notes another.)
 
-    Rank 1 reads nothing in the first group, and is the first to read in the second, where it would compare itself with rank 0 of the first group.
-    In the third, the ranks differ. Seen to fail: without `_end_of_group`.
+    Rank 1 reads nothing in the first group, and is the first to read in the second, where it would compare itself with
+    rank 0 of the first group. In the third, the ranks differ. Seen to fail: without `_end_of_group`.
     """
     lives = dist.FileStore(str(folder / "notes"), -1)
     distributed_c10d._get_default_store = lambda: lives
@@ -111,7 +115,8 @@ def remade(folder: Path) -> None:
 
 
 def restarted(folder: Path) -> None:
-    """One life of a job, whose notes are still there in the next life, which has another order of the data. The ranks do not take leave.
+    """One life of a job, whose notes are still there in the next life, which has another order of the data. The ranks
+    do not take leave.
 
     Seen to fail: with notes that have no time.
     """

@@ -1,4 +1,5 @@
-"""The laws of many ranks, run on as many ranks as torchrun started. Data carries its address: item i of epoch e is 1000 * e + i."""
+"""The laws of many ranks, run on as many ranks as torchrun started. Data carries its address: item i of epoch e is
+1000 * e + i."""
 
 from __future__ import annotations
 
@@ -68,7 +69,10 @@ def a_process_group_that_comes_later_with_other_numbers_is_an_error():
     if WORLD_SIZE == 1:
         assert said == ["no error"]
     else:
-        ours = "GraphError: this loader began as rank 0 of 1, but torch.distributed now says rank {} of {}. Call init_process_group"
+        ours = (
+            "GraphError: this loader began as rank 0 of 1, but torch.distributed now says rank {} of {}. Call "
+            "init_process_group"
+        )
         assert all(text.startswith(ours.format(rank, WORLD_SIZE)) for rank, text in enumerate(said))
     ALONE.close()
 
@@ -82,10 +86,15 @@ def the_union_over_ranks_is_the_dataset_with_the_documented_tail():
         for options in ({}, {"num_workers": 2, "method": "thread"}):
             with loader(tail=tail, **options) as batches:
                 for epoch in range(3):
-                    assert in_order(gathered(flat(batches))) == [1000 * epoch + index for index in indices], (tail, epoch)
+                    assert in_order(gathered(flat(batches))) == [1000 * epoch + index for index in indices], (
+                        tail,
+                        epoch,
+                    )
     with loader(tail="exact", shuffle=True, num_workers=1) as batches:
         for epoch in range(2):
-            assert sorted(value for hand in gathered(flat(batches)) for value in hand) == [1000 * epoch + index for index in range(N)]
+            assert sorted(value for hand in gathered(flat(batches)) for value in hand) == [
+                1000 * epoch + index for index in range(N)
+            ]
 
 
 def torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives():
@@ -119,7 +128,8 @@ def all_ranks_have_the_same_state_at_every_step():
 
 
 def at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state():
-    """And before the end, the first rank's state is right. Seen to fail when the state of a rank without items stood before the items of the others."""
+    """And before the end, the first rank's state is right. Seen to fail when the state of a rank without items stood
+    before the items of the others."""
     for n, batch_size in ((7, 1), (7, 2), (1, 1), (2, 2), (N, 4)):
         with loader(n, batch_size, tail="exact") as batches:
             for _ in range(2):
@@ -161,7 +171,9 @@ def whole_batches_of_a_batch_sampler_are_dealt():
     with Loader.from_dataset(Tagged(N), batch_sampler=sampler, tail="exact") as batches:
         for epoch in range(2):
             dealt = gathered([batch.tolist() for batch in batches])
-            assert sorted(value for hand in dealt for batch in hand for value in batch) == [1000 * epoch + index for index in range(N)]
+            assert sorted(value for hand in dealt for batch in hand for value in batch) == [
+                1000 * epoch + index for index in range(N)
+            ]
             assert sum(map(len, dealt)) == 8
             assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
@@ -172,7 +184,9 @@ def a_batch_sampler_without_a_length_is_padded_too():
         for epoch in range(2):
             dealt = gathered([batch.tolist() for batch in batches])
             assert {len(hand) for hand in dealt} == {-(-5 // WORLD_SIZE)}
-            expected = [[1000 * epoch + (2 * k + j) % 10 for j in range(2)] for k in range(-(-5 // WORLD_SIZE) * WORLD_SIZE)]
+            expected = [
+                [1000 * epoch + (2 * k + j) % 10 for j in range(2)] for k in range(-(-5 // WORLD_SIZE) * WORLD_SIZE)
+            ]
             assert [dealt[k % WORLD_SIZE][k // WORLD_SIZE] for k in range(len(expected))] == expected
 
 
@@ -185,7 +199,8 @@ class WithoutLength:
 
 
 def in_step(batches):
-    """The pattern of docs/distributed.md: the same number of rounds on every rank; None if this rank has no batch left."""
+    """The pattern of docs/distributed.md: the same number of rounds on every rank; None if this rank has no batch
+    left."""
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)
@@ -267,27 +282,39 @@ def a_source_without_positions_cannot_be_padded():
     on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
     batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
     on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Use tail='drop'")
-    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler")
+    on_every_rank(
+        lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler"
+    )
 
 
 def a_length_that_lies_gives_no_rank_more_than_its_share():
-    """Seen to fail when the length was trusted until the sampler had been read: some ranks got a batch, and others none."""
+    """Seen to fail when the length was trusted until the sampler had been read: some ranks got a batch, and others
+    none."""
 
     class Lying(WithoutLength):
         def __len__(self):
             return 7
 
     def batches_of(tail):
-        with warnings.catch_warnings(action="ignore"), Loader.from_dataset(Tagged(N), batch_sampler=Lying(), tail=tail) as batches:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Loader.from_dataset(Tagged(N), batch_sampler=Lying(), tail=tail) as batches,
+        ):
             return [batch.tolist() for batch in batches]
 
-    on_every_rank(lambda: batches_of("pad"), "GraphError: tail='pad' needs a source that knows how many items an epoch has")
+    on_every_rank(
+        lambda: batches_of("pad"), "GraphError: tail='pad' needs a source that knows how many items an epoch has"
+    )
     assert gathered(len(batches_of("drop"))) == [5 // WORLD_SIZE] * WORLD_SIZE
-    assert sorted(batch for hand in gathered(batches_of("exact")) for batch in hand) == [[2 * k, 2 * k + 1] for k in range(5)]
+    assert sorted(batch for hand in gathered(batches_of("exact")) for batch in hand) == [
+        [2 * k, 2 * k + 1] for k in range(5)
+    ]
 
 
 def an_empty_epoch_yields_nothing():
-    assert gathered(nothing_of(Sharder(Cycler(IterableSource([], split="items")), tail="exact"))) == [NOTHING] * WORLD_SIZE
+    assert (
+        gathered(nothing_of(Sharder(Cycler(IterableSource([], split="items")), tail="exact"))) == [NOTHING] * WORLD_SIZE
+    )
     with loader(1, 1, tail="exact") as batches:
         assert sum(gathered(len(list(batches)))) == 1  # not empty on all ranks together, so no rank raises
 
@@ -349,15 +376,19 @@ def ranks_that_disagree_are_told_so():
     lengths = f"is {N} on {others} and {N - 1} on rank {last}"
     on_every_rank(
         lambda: check(shuffle=True, seed=3 if mine else 0),
-        f"{mismatch}sample_seed is 0 on {others} and 3 on rank {last}; seed is 0 on {others} and 3 on rank {last}. Build",
+        f"{mismatch}sample_seed is 0 on {others} and 3 on rank {last}; seed is 0 on {others} and 3 on rank {last}. "
+        f"Build",
     )
     on_every_rank(lambda: check(n=N - mine), mismatch, f"; length {lengths}. Build", f"items in an epoch {lengths}")
     on_every_rank(lambda: check(batch_size=4 + mine), f"{mismatch}batch_size is 4 on {others} and 5 on rank {last}")
-    on_every_rank(lambda: check(tail="drop" if mine else "pad"), f"{mismatch}tail is 'pad' on {others} and 'drop' on rank {last}")
+    on_every_rank(
+        lambda: check(tail="drop" if mine else "pad"), f"{mismatch}tail is 'pad' on {others} and 'drop' on rank {last}"
+    )
     on_every_rank(lambda: check(sampler=range(N - mine)), mismatch, f"items in an epoch {lengths}")
     lacking = ", ".join(map(str, range(1, WORLD_SIZE)))
     on_every_rank(
-        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}no rank loads share {lacking} of {WORLD_SIZE}; loaded are 0 by ranks "
+        lambda: check(rank=0, world_size=WORLD_SIZE),
+        f"{mismatch}no rank loads share {lacking} of {WORLD_SIZE}; loaded are 0 by ranks ",
     )
     with loader() as batches:
         if mine:
@@ -365,7 +396,9 @@ def ranks_that_disagree_are_told_so():
         on_every_rank(lambda: check_ranks(batches), mismatch + "state.")
     with Loader(OfTheRank(loader().root)) as batches:
         on_every_rank(
-            lambda: check_ranks(batches), mismatch + "state.rank is ", "What OfTheRank keeps in its state must be the same on every rank"
+            lambda: check_ranks(batches),
+            mismatch + "state.rank is ",
+            "What OfTheRank keeps in its state must be the same on every rank",
         )
 
     order = Pieces([10] * 40 + [5 if mine else 6])
@@ -391,7 +424,8 @@ def ranks_that_disagree_are_told_so():
 
 
 def one_rank_of_16384_reads_its_own_share_only():
-    """Each process here plays single ranks of a large world, and counts the requests to its source; it uses no clock."""
+    """Each process here plays single ranks of a large world, and counts the requests to its source; it uses no
+    clock."""
     asked = []
 
     class Watched:
@@ -422,7 +456,8 @@ def one_rank_of_16384_reads_its_own_share_only():
 
 
 def a_step_is_the_same_with_balance():
-    """To 1e-6 in float32, over three steps, and with the same state. Seen to fail: with costs in the place of another rank's."""
+    """To 1e-6 in float32, over three steps, and with the same state. Seen to fail: with costs in the place of another
+    rank's."""
     torch.manual_seed(0)
     inputs, start = torch.randn(96, 5), torch.nn.Linear(5, 1)
     costs = np.random.default_rng(1).lognormal(3, 1, 96)

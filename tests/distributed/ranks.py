@@ -1,4 +1,5 @@
-"""Helpers of the scripts in this folder. They run under torchrun; each check is a function that runs on all ranks together."""
+"""Helpers of the scripts in this folder. They run under torchrun; each check is a function that runs on all ranks
+together."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def flat(batches: Iterable[torch.Tensor]) -> list[int]:
 
 
 def in_order(hands: list[list[int]]) -> list[int]:
-    """The global sequence, from the share of each rank: item k is item ``k // world_size`` of rank ``k % world_size``."""
+    """The global sequence, from the share of each rank: item k is item ``k // world_size`` of rank
+    ``k % world_size``."""
     return [hands[k % len(hands)][k // len(hands)] for k in range(sum(map(len, hands)))]
 
 

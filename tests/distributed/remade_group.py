@@ -1,6 +1,8 @@
-"""1 -> 2 -> 3 -> 2 ranks in living processes: the group is destroyed and made again, and the loaders live on. Run on 3 processes.
+"""1 -> 2 -> 3 -> 2 ranks in living processes: the group is destroyed and made again, and the loaders live on. Run on 3
+processes.
 
-The streams read epochs, of which three are left early: each begins with the item after the last that any rank got in the one before.
+The streams read epochs, of which three are left early: each begins with the item after the last that any rank got in
+the one before.
 
 torchrun's own numbers (``RANK``) only name the processes here. A process that joins has a new loader.
 """
@@ -24,7 +26,8 @@ from penstock.testing import Tagged
 
 N = 40
 LIVES = ([0], 3), ([0, 1], 4), ([2, 0, 1], 4), ([1, 2], 9)
-"""The processes of each group, in the order of their ranks, and how many batches of 2 each rank reads. In all that is two epochs."""
+"""The processes of each group, in the order of their ranks, and how many batches of 2 each rank reads. In all that is
+two epochs."""
 
 STREAMS = {f"epochs of {size}": (size, 8, None) for size in (100, 125, 250, 104, 200)} | {
     f"{leave} after 5 items": (40, 4, leave) for leave in ("break", "end_epoch", "set_epoch")
@@ -36,7 +39,9 @@ EPOCHS = 4
 
 def new_stream(epoch_size: int, lanes: int, batch_size: int = 5, **options) -> Loader:
     """40 shards of 25 records."""
-    data = Stream(40, lambda shard: iter(range(25 * shard, 25 * shard + 25)), epoch_size=epoch_size, lanes=lanes, bookmarks=False)
+    data = Stream(
+        40, lambda shard: iter(range(25 * shard, 25 * shard + 25)), epoch_size=epoch_size, lanes=lanes, bookmarks=False
+    )
     return Loader.from_dataset(data, batch_size, **options)
 
 
@@ -95,7 +100,9 @@ def main(folder: Path) -> None:
             continue
         rank, world_size = living.index(name), len(living)
         store = f"file://{folder}/group{number}"  # whoever joins waits in there for the others
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400))
+        dist.init_process_group(
+            "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=400)
+        )
         loaders = loaders or new_loaders()
         for way, loader in loaders.items():
             state = loader.state_dict()
@@ -111,9 +118,13 @@ def main(folder: Path) -> None:
             sequence[way] += [value for place in zip(*hands, strict=True) for value in place]
             states = gathered(loader.state_dict())
             assert states == states[:1] * world_size
-        streams = streams or {way: new_stream(size, lanes, num_workers=2, method="thread") for way, (size, lanes, _) in STREAMS.items()}
+        streams = streams or {
+            way: new_stream(size, lanes, num_workers=2, method="thread") for way, (size, lanes, _) in STREAMS.items()
+        }
         for way, loader in streams.items():
-            sequence[way], state = max(gathered((sequence.get(way, []), loader.state_dict())), key=lambda known: len(known[0]))
+            sequence[way], state = max(
+                gathered((sequence.get(way, []), loader.state_dict())), key=lambda known: len(known[0])
+            )
             loader.load_state_dict(state)
             hands = gathered(epochs_of(loader, STREAMS[way][2]))
             sequence[way] += [value for place in zip(*hands, strict=True) for value in place]

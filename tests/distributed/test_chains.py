@@ -25,16 +25,17 @@ LINKS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 
 def test_nothing_is_lost_doubled_or_moved_by_any_chain(n: int, links: list[tuple[int, int, int]], tail: Any) -> None:
     """A link is a world size, a batch size, and a number of steps; the state is another rank's each time.
 
-    Every step delivers the positions that follow the previous ones, up to the end of the epoch, and then those of the padding. Only
-    the last round with "drop" is left out. Seen to fail when the state was taken in mid-round, when "drop" left its remainder standing,
-    and when the padding began at the epoch's end.
+    Every step delivers the positions that follow the previous ones, up to the end of the epoch, and then those of the
+    padding. Only the last round with "drop" is left out. Seen to fail when the state was taken in mid-round, when
+    "drop" left its remainder standing, and when the padding began at the epoch's end.
     """
     state, epoch, due = None, 0, 0
     for k, (world_size, batch_size, steps) in enumerate(links):
         if not dealt(n, world_size, tail):
             continue
         ranks = [
-            Batcher(Sharder(Cycler(Sampler(ShuffledOrder(n, 3))), rank, world_size, tail=tail), batch_size) for rank in range(world_size)
+            Batcher(Sharder(Cycler(Sampler(ShuffledOrder(n, 3))), rank, world_size, tail=tail), batch_size)
+            for rank in range(world_size)
         ]
         for node in ranks:
             node.reset(state)

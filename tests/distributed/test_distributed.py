@@ -1,4 +1,5 @@
-"""Many ranks, as real processes with gloo; some under torchrun. What is checked stands in the scripts beside this file."""
+"""Many ranks, as real processes with gloo; some under torchrun. What is checked stands in the scripts beside this
+file."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> N
     assert len(set(re.findall(r"good: \w+\n", said))) == {1: 16, 2: 20, 4: 22}[world_size]
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 4])
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 4]
+)
 def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of notes_laws.py, seen to fail as it says there."""
     said = run_program(HERE / "notes_laws.py", ranks=world_size)
@@ -68,14 +71,18 @@ def disagreements(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, li
     folder = tmp_path_factory.mktemp("disagreements")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONHASHSEED", raising=False)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        )
         torchrun(folder, 2, HERE / "disagreements.py", folder / "said.json")
     said: list[dict[str, list[str]]] = json.loads((folder / "said.json").read_text())
     return said
 
 
 def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]]) -> None:
-    """Before training, inside an epoch, behind it and over a loaded state. Seen to fail: all but inside an epoch, because nobody looked at what a sampler will yield."""
+    """Before training, inside an epoch, behind it and over a loaded state. Seen to fail: all but inside an epoch,
+    because nobody looked at what a sampler will yield."""
     disagreeing = [name for name in disagreements[0] if not name.startswith("equal: ")]
     assert len(disagreeing) == 22
     for name in disagreeing:
@@ -85,12 +92,16 @@ def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]])
         agree = 2 if "second epoch" in name or "within" in name else 1 if name == "updated" else 0
         assert first[:agree] == ["no error"] * agree
         for said in first[agree:]:
-            assert re.search(rf"^StateMismatch: the ranks .*{what} is '?\w+'? on rank 0 and '?\w+'? on rank 1\.", said), (name, said)
+            assert re.search(
+                rf"^StateMismatch: the ranks .*{what} is '?\w+'? on rank 0 and '?\w+'? on rank 1\.", said
+            ), (name, said)
 
 
 def test_ranks_that_agree_raise_no_alarm(disagreements: list[dict[str, list[str]]]) -> None:
     """Every kind of loader, at the same moments. Seen to fail with the paths of the files for their names."""
-    alarms = {name: said for name, said in disagreements[0].items() if name.startswith("equal: ") and said != ["no error"] * 4}
+    alarms = {
+        name: said for name, said in disagreements[0].items() if name.startswith("equal: ") and said != ["no error"] * 4
+    }
     assert not alarms
     assert sum(name.startswith("equal: ") for name in disagreements[0]) > 55
 
@@ -100,8 +111,9 @@ def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(
 ) -> None:
     """1 -> 2 -> 4 -> 3 -> 1 ranks over three ends of an epoch, through torch.distributed.checkpoint.
 
-    Seen to fail when a copy of the Sharder took its state in mid-round (behind the rank's own item instead of the round's last):
-    the ranks' states differed at the first step; with that comparison out, the sequence did after the first change.
+    Seen to fail when a copy of the Sharder took its state in mid-round (behind the rank's own item instead of the
+    round's last): the ranks' states differed at the first step; with that comparison out, the sequence did after the
+    first change.
     """
     monkeypatch.chdir(tmp_path)
     write_tars()
@@ -122,13 +134,16 @@ def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(
             ), data
 
 
-def test_a_group_that_is_made_again_goes_on_with_the_same_sequence(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """1 -> 2 -> 3 -> 2 ranks in living processes, over an epoch's end, with 0 workers, threads, processes, a reader thread, and a DistributedSampler.
+def test_a_group_that_is_made_again_goes_on_with_the_same_sequence(
+    tmp_path: Path, run_program: Callable[..., str]
+) -> None:
+    """1 -> 2 -> 3 -> 2 ranks in living processes, over an epoch's end, with 0 workers, threads, processes, a reader
+    thread, and a DistributedSampler.
 
     And no epoch of a stream passes over a record, wherever the one before was left.
 
-    Seen to fail: batches in flight were handed out, although they belong to the old shares; a loaded state was dealt by the old numbers; and the
-    epochs of a stream began at a multiple of the lanes.
+    Seen to fail: batches in flight were handed out, although they belong to the old shares; a loaded state was dealt by
+    the old numbers; and the epochs of a stream began at a multiple of the lanes.
     """
     run_program(HERE / "remade_group.py", tmp_path, ranks=3)
     sequences = json.loads((tmp_path / "sequences.json").read_text())
@@ -143,8 +158,11 @@ def test_a_group_that_is_made_again_goes_on_with_the_same_sequence(tmp_path: Pat
     assert sequences == dict.fromkeys(["inline", "threads", "processes", "prefetcher", "sampler"], whole)
 
 
-def test_lanes_survive_a_worker_and_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_program: Callable[..., str]) -> None:
-    """A filter that empties some shards, on 4 ranks: every rank gets as many batches. SIGKILL of a worker, then of a rank; then on 3 ranks, and on 1.
+def test_lanes_survive_a_worker_and_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_program: Callable[..., str]
+) -> None:
+    """A filter that empties some shards, on 4 ranks: every rank gets as many batches. SIGKILL of a worker, then of a
+    rank; then on 3 ranks, and on 1.
 
     Seen to fail with bookmarks that count the records read instead of the outputs.
     """
@@ -166,8 +184,8 @@ def test_ranks_that_change_a_run_differently_are_told(run_program: Callable[...,
 
 @pytest.mark.soak
 def test_a_run_changes_in_each_life_under_torchrun(tmp_path: Path) -> None:
-    """Other weights in each life, a new source, a skipped range and larger batches; two lives end by SIGKILL. Nothing is lost or comes twice: each step is what a plan gives
-    that was written down from the beginning.
+    """Other weights in each life, a new source, a skipped range and larger batches; two lives end by SIGKILL. Nothing
+    is lost or comes twice: each step is what a plan gives that was written down from the beginning.
 
     Seen to fail: a stage at the first sample that this rank has not planned.
     """
@@ -197,7 +215,8 @@ def test_a_run_changes_in_each_life_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_files_become_more_in_each_life_and_a_rank_is_killed(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """What each life delivers is what one rank without workers delivers, which finds the files at the same sample. Seen to fail: without the changes in the state."""
+    """What each life delivers is what one rank without workers delivers, which finds the files at the same sample. Seen
+    to fail: without the changes in the state."""
     lives = [(range(9), 3, 99, 7), (range(9, 14), 2, 12), (range(14, 15), 1, 12)]
     for files, ranks, *words in lives:
         growth.write(tmp_path, files)
@@ -218,7 +237,8 @@ def test_files_become_more_in_each_life_and_a_rank_is_killed(tmp_path: Path, run
 
 
 def test_keys_are_the_same_on_all_ranks_and_survive_a_rank(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """4 ranks, of which one is killed; then 3 ranks, then 2, to the end of the epoch. Seen to fail: with rounds that are planned for one rank."""
+    """4 ranks, of which one is killed; then 3 ranks, then 2, to the end of the epoch. Seen to fail: with rounds that
+    are planned for one rank."""
     run_program(HERE / "killed_keys.py", tmp_path, 99, 4, ranks=4, killed=True)
     run_program(HERE / "killed_keys.py", tmp_path, 3, ranks=3)
     run_program(HERE / "killed_keys.py", tmp_path, 99, ranks=2)
@@ -231,7 +251,8 @@ def test_keys_are_the_same_on_all_ranks_and_survive_a_rank(tmp_path: Path, run_p
 
 
 def test_a_source_that_starts_at_step_1000_stops_no_rank(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """4 ranks, of which one is killed just after the source began; then 3 ranks, to the end of the epoch. A round comes where its last sample stands.
+    """4 ranks, of which one is killed just after the source began; then 3 ranks, to the end of the epoch. A round comes
+    where its last sample stands.
 
     Seen to fail: with rounds that are planned for one rank, and with rounds in the order of their first samples.
     """
@@ -247,7 +268,9 @@ def test_a_source_that_starts_at_step_1000_stops_no_rank(tmp_path: Path, run_pro
     assert lasts[at:] == sorted(lasts[at:])
     assert {source for step in keys[: start.STEP - start.SHAPES] for source, _ in step} == {"base"}
     assert "large" in {source for step in keys[start.STEP : start.STEP + 5] for source, _ in step}
-    seen = sorted(pair for step in steps for hand in step for pair in zip(hand["positions"], hand["pictures"], strict=True))
+    seen = sorted(
+        pair for step in steps for hand in step for pair in zip(hand["positions"], hand["pictures"], strict=True)
+    )
     with Loader.from_dataset(start.mix(), start.EPOCH, shuffle=True, seed=5) as plain:
         assert seen == [*enumerate(next(iter(plain)).tolist())]
 

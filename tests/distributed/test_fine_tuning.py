@@ -1,4 +1,5 @@
-"""The programs of fine-tuning are killed, and go on with other ranks: every row is trained on once, at the step at which it comes in a whole run."""
+"""The programs of fine-tuning are killed, and go on with other ranks: every row is trained on once, at the step at
+which it comes in a whole run."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def by_step(folder: Path, ranks: int, begin: int, end: int) -> list[list[Any]]:
 
 
 def test_chats_are_killed_on_two_ranks_and_go_on_with_one(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """The Trainer trains on the same rows, and is killed, too. Seen to fail: a checkpoint without the loader's state, and without the callback; a model with a cache, whose chats
-    look at each other (0.2)."""
+    """The Trainer trains on the same rows, and is killed, too. Seen to fail: a checkpoint without the loader's state,
+    and without the callback; a model with a cache, whose chats look at each other (0.2)."""
     script = EXAMPLES / "finetune_chat.py"
     said = run_program(script, "--folder", "whole")
     assert float(re.search(r"looks at another, to (\S+)", said)[1]) < 1e-5  # type: ignore[index]
@@ -56,7 +57,9 @@ def test_chats_are_killed_and_go_on_in_trls_trainer(tmp_path: Path, run_program:
     assert by_step(tmp_path / "killed", 1, 1, 25) == by_step(tmp_path / "whole", 1, 1, 25)
 
 
-def test_chats_with_pictures_are_killed_on_two_ranks_and_go_on_with_one(tmp_path: Path, run_program: Callable[..., str]) -> None:
+def test_chats_with_pictures_are_killed_on_two_ranks_and_go_on_with_one(
+    tmp_path: Path, run_program: Callable[..., str]
+) -> None:
     """Seen to fail: a checkpoint without the loader's state."""
     script = EXAMPLES / "finetune_pictures.py"
     run_program(script, "--folder", "whole")
@@ -71,7 +74,8 @@ def test_chats_with_pictures_are_killed_on_two_ranks_and_go_on_with_one(tmp_path
 def test_pictures_of_several_resolutions_are_killed_on_two_ranks_and_go_on_with_one(
     tmp_path: Path, run_program: Callable[..., str]
 ) -> None:
-    """Both ranks have one resolution in each step, every picture comes as often as its folder says, and its caption is left out in the same epochs.
+    """Both ranks have one resolution in each step, every picture comes as often as its folder says, and its caption is
+    left out in the same epochs.
 
     Seen to fail: a checkpoint without the loader's state.
     """
@@ -92,7 +96,11 @@ def test_pictures_of_several_resolutions_are_killed_on_two_ranks_and_go_on_with_
         lives = [one for one in (*first[:4], *other, *first[begin:]) if one["epoch"] == epoch]
         pairs = [pair for one in lives for pair in zip(one["numbers"], one["captions"], strict=True)]
         expected = [
-            pair for rank in whole for one in rank if one["epoch"] == epoch for pair in zip(one["numbers"], one["captions"], strict=True)
+            pair
+            for rank in whole
+            for one in rank
+            if one["epoch"] == epoch
+            for pair in zip(one["numbers"], one["captions"], strict=True)
         ]
         assert sorted(pairs) == sorted(expected)
         assert sorted(number for number, _ in pairs) == list(range(44))

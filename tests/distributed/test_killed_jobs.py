@@ -1,4 +1,5 @@
-"""The programs of detection, of asynchronous checkpoints and of torchtitan's loop are killed on two ranks and resumed on one: every sample comes as in a whole run, bit for bit."""
+"""The programs of detection, of asynchronous checkpoints and of torchtitan's loop are killed on two ranks and resumed
+on one: every sample comes as in a whole run, bit for bit."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def lives(folder: Path) -> tuple[list[Records], Records]:
 
 
 def dealt_back(ranks: list[Records]) -> Iterator[tuple[int, list[Any]]]:
-    """Each step, and its samples in the order of the epoch. Item i goes to rank i % n, and one rank may take a step in several batches."""
+    """Each step, and its samples in the order of the epoch. Item i goes to rank i % n, and one rank may take a step in
+    several batches."""
     steps = {record["step"] for records in ranks for record in records}
     for step in sorted(steps):
         hands = [[row for record in records if record["step"] == step for row in record["rows"]] for records in ranks]
@@ -70,8 +72,9 @@ def check_in_order(folder: Path, saved: int, last: int) -> None:
 def test_detection_is_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, launch: Callable[..., str]) -> None:
     """Both ranks take as many batches; validation has each picture once, on any number of ranks.
 
-    The rest of the interrupted epoch fills rounds for one rank, so there its pictures, pixels and boxes are compared whatever their order. Seen to fail: a
-    checkpoint without the loader's state; a flip drawn from an unseeded generator; validation with ``tail="pad"``.
+    The rest of the interrupted epoch fills rounds for one rank, so there its pictures, pixels and boxes are compared
+    whatever their order. Seen to fail: a checkpoint without the loader's state; a flip drawn from an unseeded
+    generator; validation with ``tail="pad"``.
     """
     run = partial(launch, EXAMPLES / "detection.py", "--folder")
     assert re.findall(r"epoch (\d).* on (\d+) pictures", run("whole", ranks=2)) == [("0", "21")] * 2 + [("1", "21")] * 2
@@ -85,17 +88,27 @@ def test_detection_is_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, lau
     before, after = lives(tmp_path / "killed")
     assert [records[:4] for records in before] == [records[:4] for records in whole]
     first = [
-        row for records in (*(one[:4] for one in before), after) for record in records if record["epoch"] == 0 for row in record["rows"]
+        row
+        for records in (*(one[:4] for one in before), after)
+        for record in records
+        if record["epoch"] == 0
+        for row in record["rows"]
     ]
-    assert sorted(first) == sorted(row for records in whole for record in records if record["epoch"] == 0 for row in record["rows"])
+    assert sorted(first) == sorted(
+        row for records in whole for record in records if record["epoch"] == 0 for row in record["rows"]
+    )
     assert sorted(number for number, _ in first) == list(range(50))
     assert [one["rows"] for one in after if one["epoch"] == 1] == [one["rows"] for one in alone if one["epoch"] == 1]
 
 
-def test_asynchronous_checkpoints_are_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, launch: Callable[..., str]) -> None:
-    """The kill comes while a checkpoint is being written, right after the call. So the run continues after that one, or the one before.
+def test_asynchronous_checkpoints_are_killed_on_two_ranks_and_resumed_on_one(
+    tmp_path: Path, launch: Callable[..., str]
+) -> None:
+    """The kill comes while a checkpoint is being written, right after the call. So the run continues after that one, or
+    the one before.
 
-    Seen to fail: with the state that the loader has when the next checkpoint is due, after the upload: five steps were skipped.
+    Seen to fail: with the state that the loader has when the next checkpoint is due, after the upload: five steps were
+    skipped.
     """
     run = partial(launch, EXAMPLES / "async_checkpoint.py", "--folder")
     run("whole")
@@ -106,7 +119,8 @@ def test_asynchronous_checkpoints_are_killed_on_two_ranks_and_resumed_on_one(tmp
 
 
 def test_torchtitans_loop_is_killed_on_two_ranks_and_resumed_on_one(tmp_path: Path, launch: Callable[..., str]) -> None:
-    """One rank accumulates two batches where two ranks take one each, and the losses are equal, too. Seen to fail: a checkpoint without the dataloader."""
+    """One rank accumulates two batches where two ranks take one each, and the losses are equal, too. Seen to fail: a
+    checkpoint without the dataloader."""
     run = partial(launch, EXAMPLES / "torchtitan_loop.py", "--folder")
     whole = run("whole")
     killed = run("killed", "--die-after", "14", ranks=2, killed=True)

@@ -1,6 +1,8 @@
-"""The examples ported from DataLoader are killed at the critical places, and end with the same records as an undisturbed run.
+"""The examples ported from DataLoader are killed at the critical places, and end with the same records as an
+undisturbed run.
 
-A record is a line of JSON, of one step or of the work behind one epoch; it holds its place, such as ``step-12`` or ``epoch-1``.
+A record is a line of JSON, of one step or of the work behind one epoch; it holds its place, such as ``step-12`` or
+``epoch-1``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ pytestmark = [pytest.mark.slow]
 Records = list[dict[str, Any]]
 
 PLACES = ["step-14", "step-16", "epoch-1"]
-"""In mid-epoch; on the last batch of an epoch, after its checkpoint and before the scheduler's step; after validation. 24 steps, 8 per epoch."""
+"""In mid-epoch; on the last batch of an epoch, after its checkpoint and before the scheduler's step; after validation.
+24 steps, 8 per epoch."""
 
 
 def records(folder: Path, rank: int = 0) -> Records:
@@ -32,7 +35,8 @@ def records(folder: Path, rank: int = 0) -> Records:
 
 
 def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
-    """Each life in ``killed`` wrote bit for bit the records of ``whole`` from the place where it began, and the last life wrote them to the end."""
+    """Each life in ``killed`` wrote bit for bit the records of ``whole`` from the place where it began, and the last
+    life wrote them to the end."""
     for rank in range(ranks):
         whole, killed = records(folder / "whole", rank), records(folder / "killed", rank)
         assert [record["at"] for record in whole] == [
@@ -48,7 +52,9 @@ def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
         assert start + len(life) == len(whole)
 
 
-def lives(run_program: Callable[..., str], script: str | Path, *arguments: str, ranks: int = 0, places: list[str] = PLACES) -> None:
+def lives(
+    run_program: Callable[..., str], script: str | Path, *arguments: str, ranks: int = 0, places: list[str] = PLACES
+) -> None:
     """A whole run, and one that is killed at each of ``places``."""
     run_program(EXAMPLES / script, *arguments, "--folder", "whole", ranks=ranks)
     killed = [EXAMPLES / script, *arguments, "--folder", "killed", "--resume"]
@@ -69,26 +75,34 @@ def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_pat
 
 
 def test_imagenet_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """Seen to fail when a state of the last batch began the next epoch: the scheduler's step and the validation after the loop were skipped."""
+    """Seen to fail when a state of the last batch began the next epoch: the scheduler's step and the validation after
+    the loop were skipped."""
     lives(run_program, "port_imagenet.py", ranks=2)
     check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
 
 
-@pytest.mark.parametrize("options", [["items", "--stateful"], pytest.param(["own"], marks=pytest.mark.soak)], ids=["items", "own"])
-def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(options: list[str], tmp_path: Path, run_program: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    "options", [["items", "--stateful"], pytest.param(["own"], marks=pytest.mark.soak)], ids=["items", "own"]
+)
+def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(
+    options: list[str], tmp_path: Path, run_program: Callable[..., str]
+) -> None:
     """Seen to fail as `test_imagenet_is_killed_and_goes_on` was: step 17 came where the work behind epoch 1 was due."""
     lives(run_program, "port_iterable.py", "--split", *options, ranks=2)
     check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
 
 
-def test_nanochats_packed_texts_on_two_ranks_are_killed_and_go_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
+def test_nanochats_packed_texts_on_two_ranks_are_killed_and_go_on(
+    tmp_path: Path, run_program: Callable[..., str]
+) -> None:
     """Each record holds its rows of tokens. Seen to fail: a checkpoint without the loader's state."""
     lives(run_program, "port_nanochat.py", ranks=2)
     check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
 
 
 def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """It evaluates before it saves, so a kill after the evaluation costs four steps, and a kill after the checkpoint costs none."""
+    """It evaluates before it saves, so a kill after the evaluation costs four steps, and a kill after the checkpoint
+    costs none."""
     lives(run_program, HERE / "killed_hf.py", places=["step-14", "epoch-1", "step-16"])
     check_lives(tmp_path, 1, ["step-12", "step-12", "epoch-1"])
 

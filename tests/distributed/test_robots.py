@@ -1,4 +1,5 @@
-"""Windows over a LeRobot dataset: the program is killed on two ranks and goes on with one, and gives what LeRobot's own dataset, sampler and DataLoader give."""
+"""Windows over a LeRobot dataset: the program is killed on two ranks and goes on with one, and gives what LeRobot's own
+dataset, sampler and DataLoader give."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def seen(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 def windows(records: list[dict[str, Any]]) -> list[Any]:
     """Every window that was trained on, by its frame: the names in a record, then a row for each."""
     return sorted(
-        row for one in records for row in zip(*(one[name] for name in sorted({*one} - {"step"}, key="index".__ne__)), strict=True)
+        row
+        for one in records
+        for row in zip(*(one[name] for name in sorted({*one} - {"step"}, key="index".__ne__)), strict=True)
     )
 
 
@@ -58,7 +61,8 @@ def expected(index: int) -> dict[str, Any]:
 
 
 def test_windows_are_killed_on_two_ranks_and_go_on_with_one(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """Each step has the windows that it has in a whole run, and each window is what its number says. Seen to fail: a checkpoint without the loader's state; a window that reaches into the next episode."""
+    """Each step has the windows that it has in a whole run, and each window is what its number says. Seen to fail: a
+    checkpoint without the loader's state; a window that reaches into the next episode."""
     run_program(EXAMPLE, "--folder", "whole")
     run_program(EXAMPLE, "--folder", "killed", "--die-after", "10", ranks=2, killed=True)
     lives = [seen(tmp_path / "killed", rank)[:8] for rank in range(2)]
@@ -119,7 +123,9 @@ def test_windows_are_those_of_a_dataloader(whose: str, tmp_path: Path, run_progr
 
 
 @pytest.mark.parametrize("frames", ["images", "video"])
-def test_lerobots_dataset_and_sampler_give_the_same(frames: str, tmp_path: Path, run_program: Callable[..., str]) -> None:
+def test_lerobots_dataset_and_sampler_give_the_same(
+    frames: str, tmp_path: Path, run_program: Callable[..., str]
+) -> None:
     """Seen to fail: with frames of the video by their number in the episode."""
     needs("lerobot.datasets.lerobot_dataset")
     words = ["--video"] if frames == "video" else []
@@ -128,4 +134,6 @@ def test_lerobots_dataset_and_sampler_give_the_same(frames: str, tmp_path: Path,
     run_program(EXAMPLE, "--folder", "ours", *words)
     run_program(EXAMPLE, "--folder", "theirs", "--lerobot", *words)
     assert (ours := seen(tmp_path / "ours")) == seen(tmp_path / "theirs")
-    assert all(abs(found - 4 * index) < 3 for one in ours for index, (_, found) in zip(one["index"], one["image"], strict=True))
+    assert all(
+        abs(found - 4 * index) < 3 for one in ours for index, (_, found) in zip(one["index"], one["image"], strict=True)
+    )

@@ -81,8 +81,8 @@ DATASETS = {
     ("name", "batch_size"), [*pairwise(DATASETS, [1, 4, 50])[::2], *((name, 4) for name in DATASETS if "rows" in name)]
 )
 def test_batches_are_dataloaders(name, batch_size):
-    """Also negative indices, empty parts and empty rows. Seen to fail: `_read_parts` searching from the left (the first sample of a part), and
-    passing ``at`` on without ``places`` (a part inside a part)."""
+    """Also negative indices, empty parts and empty rows. Seen to fail: `_read_parts` searching from the left (the first
+    sample of a part), and passing ``at`` on without ``places`` (a part inside a part)."""
     dataset = DATASETS[name]
     assert is_arrays(dataset)
     n = len(dataset)
@@ -95,9 +95,12 @@ def test_batches_are_dataloaders(name, batch_size):
     assert difference(batches, theirs) is None
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 1, "method": "process"}], ids=len)
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 1, "method": "process"}], ids=len
+)
 def test_rows_of_a_mix_are_gathered(workers):
-    """Also from a subset, and with large batches. Seen to fail: `Mix.only_concatenates` False, with samples that are made."""
+    """Also from a subset, and with large batches. Seen to fail: `Mix.only_concatenates` False, with samples that are
+    made."""
     mix = Mix({"a": Numbers(7), "b": Subset(Numbers(90, 100), range(60))}, {"a": 0.3, "b": 0.7}, epoch_size=600)
     assert is_arrays(mix)
     order = mix.order(shuffle=True, seed=4).indices(0, np.arange(600))
@@ -114,9 +117,15 @@ def batch(values):
 
 @pytest.mark.parametrize("index", [7, -8])
 def test_a_row_out_of_bounds_is_named(index):
-    """On a GPU a bad index aborts the process; ``meta`` does not check either. Seen to fail: `_on` without `_from_0`."""
+    """On a GPU a bad index aborts the process; ``meta`` does not check either. Seen to fail: `_on` without
+    `_from_0`."""
     on_device = torch.empty(7, 3, device="meta")
-    for dataset in (Numbers(7), ConcatDataset([Numbers(3), Numbers(4)]), TensorDataset(on_device), ArrayDataset(on_device, 7)):
+    for dataset in (
+        Numbers(7),
+        ConcatDataset([Numbers(3), Numbers(4)]),
+        TensorDataset(on_device),
+        ArrayDataset(on_device, 7),
+    ):
         assert len(next(leaves(gathered(dataset, batch([3, -1]), 0, afresh)))) == 2
         with pytest.raises(IndexError, match=f"index {index} is out of bounds for a dataset of 7 samples"):
             gathered(dataset, batch([3, index]), 0, afresh)
@@ -133,7 +142,8 @@ def test_a_row_is_asked_for_by_a_whole_number(index):
 
 
 def test_a_subset_that_says_it_is_shorter():
-    """A negative index counts from the end of the tensors. ``meta`` stands in for a device. Seen to fail: `_on` with the length of the dataset."""
+    """A negative index counts from the end of the tensors. ``meta`` stands in for a device. Seen to fail: `_on` with
+    the length of the dataset."""
 
     class Half(TensorDataset):
         def __len__(self):
@@ -146,9 +156,12 @@ def test_a_subset_that_says_it_is_shorter():
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("columns", [2, 2**15])
 def test_rare_types_are_gathered_by_every_torch(dtype, columns):
-    """Positive and negative indices, and one out of bounds. On torch 2.6 neither index operation knows the unsigned types, which raised
-    "index_select" not implemented; the one for negative indices does not know the small floats either."""
-    dataset = TensorDataset(torch.arange(6).to(dtype), torch.arange(6 * columns).reshape(6, columns).to(dtype).T.contiguous().T)
+    """Positive and negative indices, and one out of bounds. On torch 2.6 neither index operation knows the unsigned
+    types, which raised "index_select" not implemented; the one for negative indices does not know the small floats
+    either."""
+    dataset = TensorDataset(
+        torch.arange(6).to(dtype), torch.arange(6 * columns).reshape(6, columns).to(dtype).T.contiguous().T
+    )
     for order in ([5, 0, 3], [-1, 0, -6], [2, 2]):
         theirs = next(iter(DataLoader(dataset, batch_size=3, sampler=order)))
         kept = ArrayDataset(list(dataset.tensors), 6)
@@ -156,7 +169,10 @@ def test_rare_types_are_gathered_by_every_torch(dtype, columns):
             for mine, its in zip(ours, theirs, strict=True):
                 assert mine.dtype == its.dtype == dtype
                 assert torch.equal(mine.contiguous().view(torch.uint8), its.contiguous().view(torch.uint8))
-    for gather in (lambda: gathered(dataset, batch([0, 6]), 0, afresh), lambda: kept.batch(np.array([0, 6]), batch([0, 6]), 0)):
+    for gather in (
+        lambda: gathered(dataset, batch([0, 6]), 0, afresh),
+        lambda: kept.batch(np.array([0, 6]), batch([0, 6]), 0),
+    ):
         with pytest.raises(IndexError, match="6 is out of bounds"):
             gather()
 
@@ -307,7 +323,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), ("list", NAMED["process"]), ("dict", NAMED["process"])])
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, {}) for kind in KINDS), ("list", NAMED["process"]), ("dict", NAMED["process"])]
+)
 def test_what_getitems_returns(kind, options):
     """A list holds samples; anything else is the batch. Seen to fail: `batch_of` collating everything."""
     with Loader.from_dataset(Made(KINDS[kind]), batch_size=4, **options) as loader:
@@ -317,7 +335,9 @@ def test_what_getitems_returns(kind, options):
 
 
 @pytest.mark.parametrize(
-    "dataset", [*(Made(make) for make in KINDS.values()), BASE, DATASETS["concat of subsets"]], ids=[*KINDS, "tensors", "concat of subsets"]
+    "dataset",
+    [*(Made(make) for make in KINDS.values()), BASE, DATASETS["concat of subsets"]],
+    ids=[*KINDS, "tensors", "concat of subsets"],
 )
 def test_a_collate_fn_is_handed_what_dataloader_hands_it(dataset):
     """Of any type, and once per batch; of arrays, a list of samples."""
@@ -341,7 +361,8 @@ def test_getitems_of_a_subset_is_that_of_its_dataset():
 
 
 def test_the_users_tensor_stays_as_it_was():
-    """It can be resized, and shares nothing with a batch. Seen to fail: rows taken through ``Tensor.numpy``, which fixes the size of the storage."""
+    """It can be resized, and shares nothing with a batch. Seen to fail: rows taken through ``Tensor.numpy``, which
+    fixes the size of the storage."""
     tensor = torch.arange(20.0).reshape(10, 2)
     with Loader.from_dataset(TensorDataset(tensor), batch_size=4) as loader:
         batches = [batch for (batch,) in loader]

@@ -1,4 +1,5 @@
-"""DatasetCopies: each copy has a distinct position, large data is shared and not changed, and a dataset that cannot be copied says why."""
+"""DatasetCopies: each copy has a distinct position, large data is shared and not changed, and a dataset that cannot be
+copied says why."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ class Data:
 
 def test_copies_are_independent_and_as_the_dataset_was_when_the_first_was_made():
     """Seen to fail with copies of the dataset as it is now."""
-    data = Data(rng=random.Random(3), seen=[1], array=np.zeros(4), tensor=torch.zeros(4), nested={"rng": np.random.default_rng(3)})
+    data = Data(
+        rng=random.Random(3),
+        seen=[1],
+        array=np.zeros(4),
+        tensor=torch.zeros(4),
+        nested={"rng": np.random.default_rng(3)},
+    )
     copies = DatasetCopies(data)
     one = copies()
     data.seen.append(2)

@@ -1,4 +1,5 @@
-"""``set_epoch`` reaches each worker at the right task, and `Loader.refresh` sends changes of the dataset to the workers."""
+"""``set_epoch`` reaches each worker at the right task, and `Loader.refresh` sends changes of the dataset to the
+workers."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def expected(n, size, epochs):
 
 @processes
 def test_set_epoch_reaches_the_worker_with_the_task(way):
-    """Epochs of two batches, so that both workers are an epoch ahead. Seen to fail: `set_epoch` called once per worker."""
+    """Epochs of two batches, so that both workers are an epoch ahead. Seen to fail: `set_epoch` called once per
+    worker."""
     with Loader.from_dataset(Curriculum(4), batch_size=2, **way) as loader:
         assert [values(loader) for _ in range(6)] == expected(4, 2, range(6))
         loader.set_epoch(2)
@@ -65,7 +67,9 @@ def test_it_is_called_once_per_epoch_and_worker():
 
 def test_a_replaced_worker_is_told_too():
     """Workers are killed in every epoch."""
-    with Loader.from_dataset(Curriculum(8), batch_size=2, num_workers=2, multiprocessing_context="fork", max_restarts=100) as loader:
+    with Loader.from_dataset(
+        Curriculum(8), batch_size=2, num_workers=2, multiprocessing_context="fork", max_restarts=100
+    ) as loader:
         seen = []
         for _ in range(3):
             for number, batch in enumerate(loader):
@@ -77,7 +81,8 @@ def test_a_replaced_worker_is_told_too():
 
 
 @pytest.mark.parametrize(
-    "wrapped", [lambda d: Subset(d, range(4)), lambda d: ConcatDataset([d, d]), lambda d: Subset(ConcatDataset([d]), range(4))]
+    "wrapped",
+    [lambda d: Subset(d, range(4)), lambda d: ConcatDataset([d, d]), lambda d: Subset(ConcatDataset([d]), range(4))],
 )
 def test_torchs_own_wrappers_do_not_hide_it(wrapped):
     with Loader.from_dataset(wrapped(Curriculum(4)), batch_size=2, num_workers=1) as loader:
@@ -129,7 +134,8 @@ class Changed:
 
 @anywhere
 def test_refresh_hands_the_dataset_over_and_moves_nothing(way):
-    """In the middle of an epoch, at its end, before the first batch, twice. Seen to fail: without the reset (old batches in flight)."""
+    """In the middle of an epoch, at its end, before the first batch, twice. Seen to fail: without the reset (old
+    batches in flight)."""
     dataset = Changed(8)
     with Loader.from_dataset(dataset, batch_size=2, **way) as loader:
         loader.refresh()

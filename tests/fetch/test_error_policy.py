@@ -97,7 +97,11 @@ def test_an_error_has_its_type_its_traceback_and_its_address(way):
             error = seen[1]
             assert str(error) == "bad pixel"
             assert error.__notes__[0] == f"while loading dataset index 3 (epoch {number}, position 3)"
-            where = {"thread": "in worker thread ", None: "in worker process "}[way.get("method")] if way["num_workers"] else None
+            where = (
+                {"thread": "in worker thread ", None: "in worker process "}[way.get("method")]
+                if way["num_workers"]
+                else None
+            )
             assert (where is None and len(error.__notes__) == 1) or error.__notes__[1].startswith(where)
             assert "__getitem__" in str(error.__cause__) or error.__traceback__.tb_next is not None
 
@@ -105,7 +109,8 @@ def test_an_error_has_its_type_its_traceback_and_its_address(way):
 @every_way
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
 def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
-    """Seen to fail: `Job.result` raising the error directly. Inline, Ctrl-C cannot be distinguished from a KeyboardInterrupt of the dataset."""
+    """Seen to fail: `Job.result` raising the error directly. Inline, Ctrl-C cannot be distinguished from a
+    KeyboardInterrupt of the dataset."""
     if kind is KeyboardInterrupt and not way["num_workers"]:
         pytest.skip("inline, it is raised as it is")
     with Loader.from_dataset(Failing(6, 3, kind=kind, arguments=()), batch_size=2, **way) as loader:
@@ -123,7 +128,8 @@ def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_any_exception_arrives(way, kind, arguments):
-    """As itself without worker processes; with them as itself or as text. Seen to fail: `except Exception` around its pickling (`Closed`)."""
+    """As itself without worker processes; with them as itself or as text. Seen to fail: `except Exception` around its
+    pickling (`Closed`)."""
     if kind is Frozen and not way["num_workers"]:
         pytest.skip("Python's own context managers fail on such an exception")
     with Loader.from_dataset(Failing(6, 3, kind=kind, arguments=arguments), batch_size=2, **way) as loader:
@@ -231,9 +237,10 @@ def test_more_than_max_errors_raises_and_the_loader_goes_on(way):
     with Loader.from_dataset(Failing(8, 1, 2, 4), batch_size=2, on_error="skip", max_errors=2, **way) as loader:
         seen = epoch(loader)
         assert shapes(seen) == [[0], [3], SampleError, [6, 7]]
-        assert "max_errors=2 allows: 3 of 6 so far. The last was dataset index 4 (epoch 0, position 4): ValueError: bad pixel" in str(
-            seen[2]
-        )
+        assert (
+            "max_errors=2 allows: 3 of 6 so far. The last was dataset index 4 (epoch 0, position 4): ValueError: bad "
+            "pixel"
+        ) in str(seen[2])
         assert shapes(epoch(loader)) == [SampleError, SampleError, SampleError, [1006, 1007]]
 
 
@@ -250,12 +257,17 @@ def test_the_budget_is_that_of_its_definition(batches, max_errors):
     for size, rows in batches:
         rows = sorted(row for row in rows if row < size)
         failed += [samples + row for row in rows]
-        value = PartialBatch("value", [SampleFailure(row, "sample", "error", True) for row in rows], 1) if rows else "value"
+        value = (
+            PartialBatch("value", [SampleFailure(row, "sample", "error", True) for row in rows], 1) if rows else "value"
+        )
         samples += size
         if isinstance(max_errors, int):
             over = len(failed) > max_errors
         else:
-            over = any(sum(end - WINDOW < one <= end for one in failed) > max_errors * WINDOW for end in failed[len(failed) - len(rows) :])
+            over = any(
+                sum(end - WINDOW < one <= end for one in failed) > max_errors * WINDOW
+                for end in failed[len(failed) - len(rows) :]
+            )
         try:
             assert budget.passed(size, value, "", {"position": samples}) == "value"
             raised = False
@@ -273,7 +285,10 @@ def test_the_budget_is_that_of_its_definition(batches, max_errors):
         {"on_error": "ignore"},
         {"on_error": None},
         {"max_errors": 3},
-        *({"on_error": "skip", "max_errors": max_errors} for max_errors in (-1, 0.0, 1.0, 1.5, True, "many", float("nan"))),
+        *(
+            {"on_error": "skip", "max_errors": max_errors}
+            for max_errors in (-1, 0.0, 1.0, 1.5, True, "many", float("nan"))
+        ),
     ],
 )
 def test_policies_that_make_no_sense_are_refused(options):

@@ -26,7 +26,10 @@ def batch(values, epoch=0, start=0):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_batches_samples_are_those_of_dataloader(workers):
     """The same values, dtypes and containers. Seen to fail: `Fetch.convert` that returns what it is given."""
-    dataset = [{"x": np.float32(index), "name": f"n{index}", "y": (np.arange(index), [torch.tensor([index])])} for index in range(9)]
+    dataset = [
+        {"x": np.float32(index), "name": f"n{index}", "y": (np.arange(index), [torch.tensor([index])])}
+        for index in range(9)
+    ]
     with Loader.from_dataset(dataset, batch_size=None, num_workers=workers) as ours:
         assert difference(list(ours), list(DataLoader(dataset, batch_size=None))) is None
 
@@ -115,7 +118,8 @@ def test_it_is_known_which_row_is_being_loaded():
 
 
 def test_facts_keep_what_the_caller_knew_when_they_are_pickled():
-    """A loader that has not started may be sent to another process. Seen to fail: an iterator was asked again, and read once."""
+    """A loader that has not started may be sent to another process. Seen to fail: an iterator was asked again, and read
+    once."""
     facts = DatasetFacts([1, 2], "forward")
     again = pickle.loads(pickle.dumps(facts))
     assert (again.read, again.dataset) == ("forward", [1, 2])

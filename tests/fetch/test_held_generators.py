@@ -1,6 +1,8 @@
-"""Generators that the user's objects hold: a sample draws the same from them whoever loads it, and their owner's states stay as they were.
+"""Generators that the user's objects hold: a sample draws the same from them whoever loads it, and their owner's states
+stay as they were.
 
-*Alone* is the reference: each sample is loaded by a new task over a new dataset, so that no other sample can have moved a generator.
+*Alone* is the reference: each sample is loaded by a new task over a new dataset, so that no other sample can have moved
+a generator.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import random
 import sys
 import time
 import warnings
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from types import MappingProxyType
 
 import numpy as np
@@ -175,17 +178,36 @@ WORKERS = [
     {"num_workers": 1, "multiprocessing_context": "fork"},
     {"num_workers": 3, "multiprocessing_context": "fork"},
 ]
-SLOWLY = [{"num_workers": 2, "multiprocessing_context": context} for context in ("spawn", "forkserver")]
-
-
-@pytest.mark.parametrize(("kind", "words"), pairwise(KINDS, WORKERS))
-def test_a_sample_draws_the_same_whoever_loads_it(kind, words):
-    """Seen to fail: `HeldGenerators.seed` that does nothing; for the kinds with a deviate or half a word, a seed that keeps it."""
-    assert read(Drawing(kind), **words) == alone(partial(Drawing, kind))
+SLOWLY = [{"num_workers": 1, "multiprocessing_context": context} for context in ("spawn", "forkserver")]
+"""An interpreter for each worker: on every change, one start method with each dataset."""
 
 
 @pytest.mark.parametrize(
-    ("make", "words"), [*pairwise([Mixture, Lazily, PerProcess, PerEpoch], WORKERS), *pairwise([Mixture, PerEpoch], SLOWLY)]
+    ("kind", "words"),
+    [
+        *product(KINDS, WORKERS[:1]),
+        *((kind, WORKERS[1 + k % 2]) for k, kind in enumerate(KINDS)),
+        *(pytest.param(kind, WORKERS[2 - k % 2], marks=pytest.mark.soak) for k, kind in enumerate(KINDS)),
+    ],
+)
+def test_a_sample_draws_the_same_whoever_loads_it(kind, words):
+    """Seen to fail: `HeldGenerators.seed` that does nothing; for the kinds with a deviate or half a word, a seed that
+    keeps it."""
+    assert read(Drawing(kind), **words) == of_each_kind(kind)
+
+
+@cache
+def of_each_kind(kind):
+    return alone(partial(Drawing, kind))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        *pairwise([Mixture, Lazily, PerProcess, PerEpoch], WORKERS),
+        *zip([Mixture, PerEpoch], SLOWLY, strict=True),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in zip([PerEpoch, Mixture], SLOWLY, strict=True)),
+    ],
 )
 @pytest.mark.slow
 def test_wherever_it_is_and_whenever_it_was_made(make, words):
@@ -241,7 +263,8 @@ def test_the_first_batch_in_parts_and_any_order_of_tasks():
 
 
 def test_members_of_packs_and_substitutes():
-    """A member has its own position, and a substitute the numbers of its sample. Seen to fail: ``reseed`` of the global generators only."""
+    """A member has its own position, and a substitute the numbers of its sample. Seen to fail: ``reseed`` of the global
+    generators only."""
     from penstock import Packs
 
     class Sequences(Drawing):
@@ -254,7 +277,11 @@ def test_members_of_packs_and_substitutes():
         with Loader.from_dataset(Sequences(), 1, seed=3, groups=Packs(Sequences.lengths, 6), **words) as loader:
             return {row[k].item(): row[k + 1].item() for batch in loader for row in batch["tokens"] for k in (0, 3)}
 
-    assert packed() == packed(num_workers=2, multiprocessing_context="fork") == {float(k): draw for k, draw in alone(Drawing)}
+    assert (
+        packed()
+        == packed(num_workers=2, multiprocessing_context="fork")
+        == {float(k): draw for k, draw in alone(Drawing)}
+    )
 
     class Failing(Drawing):
         def __getitem__(self, index):
@@ -268,11 +295,14 @@ def test_members_of_packs_and_substitutes():
 
 
 def test_a_collate_fn_has_its_own_numbers():
-    """By the first position of its batch. Seen to fail: `_seed_collate` without them, where they went on from those of the last sample."""
+    """By the first position of its batch. Seen to fail: `_seed_collate` without them, where they went on from those of
+    the last sample."""
 
     class Collate(Noise):
         def __call__(self, samples):
-            return torch.tensor([one[0] for one in samples]), torch.tensor([self.rng.random()] * len(samples), dtype=torch.float64)
+            return torch.tensor([one[0] for one in samples]), torch.tensor(
+                [self.rng.random()] * len(samples), dtype=torch.float64
+            )
 
         def transform(self, sample):
             self.rng.random()
@@ -282,7 +312,9 @@ def test_a_collate_fn_has_its_own_numbers():
     assert runs[0] == runs[1] == runs[2]
     assert len({row[1] for row in runs[0]}) == N // BATCH
     collate = Collate()
-    assert read(Drawing(), collate_fn=collate, transform=collate.transform) == read(Drawing(), collate_fn=collate, transform=list)
+    assert read(Drawing(), collate_fn=collate, transform=collate.transform) == read(
+        Drawing(), collate_fn=collate, transform=list
+    )
 
 
 def test_samples_loaded_together():
@@ -312,7 +344,9 @@ def test_a_function_that_is_mapped(words):
         context = words.pop("multiprocessing_context", None)
         mapped = Batcher(Cycler(Sampler(SequentialOrder(N))), BATCH)
         workers = words.get("num_workers", 0)
-        return Loader(ParallelMapper(mapped, Function(), workers, method="process", multiprocessing_context=context, seed=3))
+        return Loader(
+            ParallelMapper(mapped, Function(), workers, method="process", multiprocessing_context=context, seed=3)
+        )
 
     with build() as one, build(**words) as other:
         expected = list(one)
@@ -335,7 +369,10 @@ def test_an_item_without_an_address_is_named(caplog):
 def test_it_resumes_everywhere(words):
     """Seen to fail: `HeldGenerators.seed` that does nothing."""
     assert_resumes_everywhere(
-        lambda: Loader.from_dataset(Drawing(n=12), 4, shuffle=True, transform=lambda one: (*one, shared.random()), **words), steps=9
+        lambda: Loader.from_dataset(
+            Drawing(n=12), 4, shuffle=True, transform=lambda one: (*one, shared.random()), **words
+        ),
+        steps=9,
     )
 
 
@@ -416,7 +453,8 @@ class Two(Drawing):
 
 
 def test_what_a_sampler_holds_too_is_left_alone():
-    """A sampler usually holds the dataset as well, whose other generators are seeded. Seen to fail: `leave` that does nothing; one without ``data``."""
+    """A sampler usually holds the dataset as well, whose other generators are seeded. Seen to fail: `leave` that does
+    nothing; one without ``data``."""
 
     def found(dataset, **words):
         with Loader.from_dataset(dataset, BATCH, **words) as loader:
@@ -429,7 +467,9 @@ def test_what_a_sampler_holds_too_is_left_alone():
     assert found(dataset, sampler=RandomSampler(dataset, generator=generator)) == ["dataset.rng"]
     assert found(dataset, generator=generator) == ["dataset.rng"]
     assert found(dataset, sampler=RandomSampler(dataset)) == ["dataset.rng", "dataset.mine"]
-    with Loader.from_dataset(dataset, BATCH, generator=generator, num_workers=1, multiprocessing_context="fork") as loader:
+    with Loader.from_dataset(
+        dataset, BATCH, generator=generator, num_workers=1, multiprocessing_context="fork"
+    ) as loader:
         in_a_worker = pickle.loads(pickle.dumps(loader.root.executor.generators))
     assert [one.where.path for one in in_a_worker.look_again()] == ["dataset.rng"]
 
@@ -502,7 +542,8 @@ def test_a_worker_init_fn_may_make_one():
 
 
 def test_what_changes_the_order_of_the_epoch_is_seeded_too():
-    """Workers that call ``set_epoch`` after other samples permute alike. Seen to fail: `_set_epoch` that does not seed."""
+    """Workers that call ``set_epoch`` after other samples permute alike. Seen to fail: `_set_epoch` that does not
+    seed."""
 
     class Permuting(Drawing):
         def set_epoch(self, epoch):
@@ -521,8 +562,8 @@ def test_what_changes_the_order_of_the_epoch_is_seeded_too():
 
 @pytest.mark.slow
 def test_a_walk_that_was_cut_is_said_once(caplog):
-    """Records of plain values do not count, and what is near is found nevertheless. Seen to fail: items of long lists visited in turn with the rest; what
-    the client of an open file on S3 holds."""
+    """Records of plain values do not count, and what is near is found nevertheless. Seen to fail: items of long lists
+    visited in turn with the rest; what the client of an open file on S3 holds."""
 
     class Anything:
         pass
@@ -543,7 +584,10 @@ def test_a_walk_that_was_cut_is_said_once(caplog):
         task = FetchTask(Fetch(Large(record)), 3, True)
         for start in range(0, N, BATCH):
             task(indices(range(start, start + BATCH)), [IDLE])
-        assert [one.where.path for one in task.generators.found] == ["dataset.rng", "dataset.transforms[0][0][0][0].rng"]
+        assert [one.where.path for one in task.generators.found] == [
+            "dataset.rng",
+            "dataset.transforms[0][0][0][0].rng",
+        ]
         assert caplog.text.count("hold so many objects") == said
 
 
@@ -595,7 +639,8 @@ def said_by(dataset, step=lambda: None, **words):
 
 @pytest.mark.parametrize("make", [Slow, partial(Slow, 200), partial(Slow, 0, "torch"), SlowLazily])
 def test_draws_in_threads_are_said_once(make):
-    """Also if they begin late, or it is made late. Seen to fail: `looker` without ``others``; states looked for only once."""
+    """Also if they begin late, or it is made late. Seen to fail: `looker` without ``others``; states looked for only
+    once."""
     (said,) = said_by(make())
     assert ".__getitem__ drew from a shared generator in worker threads (dataset.rng)." in said
     assert "penstock.sample().rng" in said
@@ -606,7 +651,10 @@ def test_both_kinds_are_said_together():
     """Seen to fail: names of `GENERATORS` only."""
     dataset = Slow()
     (said,) = said_by(dataset, transform=lambda one: (*one, random.random(), dataset.draw()))
-    assert "drew from the global random numbers and from a shared generator in worker threads (random, dataset.rng)." in said
+    assert (
+        "drew from the global random numbers and from a shared generator in worker threads (random, dataset.rng)."
+        in said
+    )
 
 
 def test_threads_that_draw_nothing_are_left_in_peace():
@@ -636,7 +684,10 @@ IMPORTS = {
     "a module inside": "def draw():\n    from drawn_pkg import sub as other\n    return other.RNG.random()",
     "a relative name inside": "def draw():\n    from .sub import RNG\n    return RNG.random()",
     "a relative module inside": "def draw():\n    from . import sub\n    return sub.RNG.random()",
-    "in a function inside": "def draw():\n    def inner():\n        from drawn_pkg.sub import RNG\n        return RNG.random()\n    return inner()",
+    "in a function inside": (
+        "def draw():\n    def inner():\n        from drawn_pkg.sub import RNG\n        return RNG.random()\n    return "
+        "inner()"
+    ),
 }
 
 

@@ -60,7 +60,11 @@ class TestARow:
             "pixels_offsets": [0, 2, 2, 3],
             "cu_seqlens": [0, 3, 6, 8, 11, 16],
         }
-        assert (batch["cu_seqlens"].dtype, batch["pixels_offsets"].dtype, type(batch["max_seqlen"])) == (torch.int32, torch.int64, int)
+        assert (batch["cu_seqlens"].dtype, batch["pixels_offsets"].dtype, type(batch["max_seqlen"])) == (
+            torch.int32,
+            torch.int64,
+            int,
+        )
 
     def test_that_is_full_has_no_padding_among_its_borders(self):
         (batch,) = read(Made(lambda index: np.arange(4)), Packs([4, 4], 8, cu_seqlens=True))
@@ -73,11 +77,17 @@ class TestARow:
             if tensors and leaves_out:
                 along = {name: torch.from_numpy(one) for name, one in DECLARED.items()}
             data = Documents([3, 2], [[], []], [0, 0], tensors=tensors, leaves_out=leaves_out)
-            for collate_fn, kind in ((None, torch.Tensor), (lambda rows: rows[0], torch.Tensor if tensors else np.ndarray)):
+            for collate_fn, kind in (
+                (None, torch.Tensor),
+                (lambda rows: rows[0], torch.Tensor if tensors else np.ndarray),
+            ):
                 (row,) = read(data, Packs([3, 2], 8, along=along), collate_fn=collate_fn)
                 for name, one in DECLARED.items():
                     assert type(row[name]) is kind
-                    assert (tuple(row[name].shape), str(row[name].dtype).removeprefix("torch.")) == (one.shape, str(one.dtype))
+                    assert (tuple(row[name].shape), str(row[name].dtype).removeprefix("torch.")) == (
+                        one.shape,
+                        str(one.dtype),
+                    )
                     assert row[f"{name}_offsets"].tolist() == [0, 0, 0]
 
     def test_is_a_dict_for_a_collate_function_of_the_users_and_without_batches(self):
@@ -95,7 +105,8 @@ class TestARow:
 
     @every_way
     def test_is_the_same_from_every_worker(self, way):
-        """And from a dataset that loads many at once, with the default written out. Seen to fail: torch's own function, which cannot stack such rows."""
+        """And from a dataset that loads many at once, with the default written out. Seen to fail: torch's own function,
+        which cannot stack such rows."""
 
         class Together(Documents):
             def __getitems__(self, indices):
@@ -114,7 +125,8 @@ class TestPositionsOfTheSamples:
     @pytest.mark.parametrize("kind", [np.asarray, torch.tensor, list])
     @pytest.mark.parametrize("rows", [0, 1, 3, 4])
     def test_win(self, rows, kind):
-        """Of one row, or of several as in M-RoPE. They are padded with 0. Seen to fail: ours in their place; padding with the token's value."""
+        """Of one row, or of several as in M-RoPE. They are padded with 0. Seen to fail: ours in their place; padding
+        with the token's value."""
         own = [[5, 7, 9], [11, 11, 12]]
 
         def make(index):
@@ -123,7 +135,9 @@ class TestPositionsOfTheSamples:
 
         words = {"pad": 50} if rows != 3 else {"pad": {"tokens": 50, "position_ids": 9}}
         (batch,) = read(Made(make), Packs([3, 3], 8, **words))
-        want = [[*(place + row for one in own for place in one), *[9 if rows == 3 else 0] * 2] for row in range(rows or 1)]
+        want = [
+            [*(place + row for one in own for place in one), *[9 if rows == 3 else 0] * 2] for row in range(rows or 1)
+        ]
         assert batch["position_ids"].tolist() == [want if rows else want[0]]
         assert batch["tokens"].tolist() == [[1, 2, 3, 1, 2, 3, 50, 50]]
         assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2, 0, 0]]
@@ -149,7 +163,10 @@ class TestArguments:
             (["pixels"], r"along=\['pixels'\] must be a dict of one axis per field"),
             (
                 {"pixels": -1},
-                r"along\['pixels'\]=-1 must be a whole number of at least 0. It is the axis along which the field is concatenated, or",
+                (
+                    r"along\['pixels'\]=-1 must be a whole number of at least 0. It is the axis along which the field "
+                    r"is concatenated, or"
+                ),
             ),
             ({"pixels": 0.0}, r"along\['pixels'\]=0.0, a float, must be a whole number"),
             (
@@ -171,18 +188,33 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("also", "said"),
         [
-            ({"images": [1, 0, 2]}, r"also\['images'\]=\[1, 0, 2\] must be a tuple of the counts by index and the limit"),
+            (
+                {"images": [1, 0, 2]},
+                r"also\['images'\]=\[1, 0, 2\] must be a tuple of the counts by index and the limit",
+            ),
             ({"images": ([1, 0, 2], 0)}, r"the limit of also\['images'\]=0 must be a whole number of at least 1"),
-            ({"images": ([1, 0], 4)}, r"also\['images'\] has 2 counts, but there are 3 lengths. Pass one count for each length"),
+            (
+                {"images": ([1, 0], 4)},
+                r"also\['images'\] has 2 counts, but there are 3 lengths. Pass one count for each length",
+            ),
             ({"images": ([1, -1, 2], 4)}, r"also\['images'\]\[1\] is -1, but a length must be a whole number from 0"),
             ({"images": ([1, float("nan"), 2], 4)}, r"also\['images'\]\[1\] is nan"),
             ({"images": ([1, 0.5, 2], 4)}, r"also\['images'\]\[1\] is 0.5"),
-            ({"images": ([1, 0, 5], 4)}, r"also\['images'\] counts 5 at index 2, but a pack is limited to 4. Raise the limit"),
+            (
+                {"images": ([1, 0, 5], 4)},
+                r"also\['images'\] counts 5 at index 2, but a pack is limited to 4. Raise the limit",
+            ),
             (
                 {"images": ([1, 3, 0], 4)},
-                r"also\['images'\] counts 3 at index 1, but a sequence that takes .* is never cut, and the length there is above the capacity of 8. Raise",
+                (
+                    r"also\['images'\] counts 3 at index 1, but a sequence that takes .* is never cut, and the length "
+                    r"there is above the capacity of 8. Raise"
+                ),
             ),
-            ({"images": ([1, 0, 0, 2], 4)}, r"counts 2 at index 3, but the length there is 0, and such a sequence is left out"),
+            (
+                {"images": ([1, 0, 0, 2], 4)},
+                r"counts 2 at index 3, but the length there is 0, and such a sequence is left out",
+            ),
             (
                 {"images": ({"a": [1, 0, 2]}, 4)},
                 r"also\['images'\] has \{'a': 3\} counts, but there are 3 lengths. .* both by source or neither",
@@ -212,10 +244,16 @@ class TestArguments:
             ({"length": int, "cu_seqlens": True}, "with length= a row is the list of its records. Drop one of them"),
             (
                 {"crop": True, "along": {"x": 0}},
-                "crop=True cuts sequences, but those with something in along= or also= must stay whole. Drop one of them",
+                (
+                    "crop=True cuts sequences, but those with something in along= or also= must stay whole. Drop one "
+                    "of them"
+                ),
             ),
             ({"crop": True, "also": {"x": (len, 3)}}, "crop=True cuts sequences"),
-            ({"also": {"x": ([1, 2], 3)}}, r"also\['x'\]=\(\[1, 2\], 3\) must be a tuple of a function of one record and the limit"),
+            (
+                {"also": {"x": ([1, 2], 3)}},
+                r"also\['x'\]=\(\[1, 2\], 3\) must be a tuple of a function of one record and the limit",
+            ),
             ({"also": {"x": (len, 0)}}, r"the limit of also\['x'\]=0 must be"),
         ],
     )
@@ -228,22 +266,67 @@ class TestWhatIsRefusedOnLoading:
     @pytest.mark.parametrize(
         ("make", "words", "said"),
         [
-            (lambda i: {"tokens": np.arange(3)}, {}, r"sequence 0 has no field 'pixels', so its type .* pass such an empty one as along\['pixels'\]"),
+            (
+                lambda i: {"tokens": np.arange(3)},
+                {},
+                r"sequence 0 has no field 'pixels', so its type .* pass such an empty one as along\['pixels'\]",
+            ),
             (lambda i: document(i, pixels=[]), {}, "sequence 0 has no field 'pixels'"),
             (lambda i: document(i, pixels=None), {}, "sequence 0 has no field 'pixels'"),
-            (lambda i: document(i, pixels="png"), {}, "the field 'pixels' of a sequence to pack must be an array, a tensor"),
-            (lambda i: document(i, pixels=np.zeros((1, 2 + i))), {}, r"the field 'pixels' of sequence 1 is ndarray of float64, shape \(…, 3\), which differs from ndarray of float64, shape \(…, 2\), in along= or before it in the pack"),
-            (lambda i: document(i, pixels=np.zeros((1, 2), [np.int8, np.int16][i])), {}, "the field 'pixels' of sequence 1 is ndarray of int16"),
-            (lambda i: document(i, pixels=torch.zeros(1, 2)), {"along": {"pixels": np.empty((0, 2))}}, "sequence 0 is Tensor of torch.float32, .* from ndarray of float64, .* in along="),
-            (lambda i: document(i, pixels=np.zeros(2)), {"along": {"pixels": 1}}, r"the field .pixels. of sequence 0 is ndarray of float64, shape \(2\), which differs from one with an axis 1, as in along="),
-            (lambda i: document(i, 2), {"also": {"pixels": ([2, 1], 9)}}, r"also\['pixels'\] counts 1 for sequence 1, but the field 'pixels' of sequence 1 has the size 2 along axis 0. Correct the counts"),
+            (
+                lambda i: document(i, pixels="png"),
+                {},
+                "the field 'pixels' of a sequence to pack must be an array, a tensor",
+            ),
+            (
+                lambda i: document(i, pixels=np.zeros((1, 2 + i))),
+                {},
+                (
+                    r"the field 'pixels' of sequence 1 is ndarray of float64, shape \(…, 3\), which differs from "
+                    r"ndarray of float64, shape \(…, 2\), in along= or before it in the pack"
+                ),
+            ),
+            (
+                lambda i: document(i, pixels=np.zeros((1, 2), [np.int8, np.int16][i])),
+                {},
+                "the field 'pixels' of sequence 1 is ndarray of int16",
+            ),
+            (
+                lambda i: document(i, pixels=torch.zeros(1, 2)),
+                {"along": {"pixels": np.empty((0, 2))}},
+                "sequence 0 is Tensor of torch.float32, .* from ndarray of float64, .* in along=",
+            ),
+            (
+                lambda i: document(i, pixels=np.zeros(2)),
+                {"along": {"pixels": 1}},
+                (
+                    r"the field .pixels. of sequence 0 is ndarray of float64, shape \(2\), which differs from one with "
+                    r"an axis 1, as in along="
+                ),
+            ),
+            (
+                lambda i: document(i, 2),
+                {"also": {"pixels": ([2, 1], 9)}},
+                (
+                    r"also\['pixels'\] counts 1 for sequence 1, but the field 'pixels' of sequence 1 has the size 2 "
+                    r"along axis 0. Correct the counts"
+                ),
+            ),
             (lambda i: document(i, 2), {"lengths": [3, 2]}, r"lengths\[1\] is 2, but the field 'tokens'"),
-            (lambda i: document(i, 1, grid=np.zeros((1, 3))), {}, r"the field 'grid' of sequence 0 has 1 places. .* name it in along="),
+            (
+                lambda i: document(i, 1, grid=np.zeros((1, 3))),
+                {},
+                r"the field 'grid' of sequence 0 has 1 places. .* name it in along=",
+            ),
             (lambda i: document(i, documents=np.arange(3)), {}, "the field 'documents', which packing adds itself"),
-            (lambda i: document(i, pixels_offsets=np.arange(3)), {}, "the field 'pixels_offsets', which packing adds itself"),
+            (
+                lambda i: document(i, pixels_offsets=np.arange(3)),
+                {},
+                "the field 'pixels_offsets', which packing adds itself",
+            ),
             (lambda i: np.arange(3), {}, "sequence 0 has no field 'pixels'"),
         ],
-    )  # fmt: skip
+    )
     def test_names_the_sample(self, make, words, said):
         """Seen to fail: the counts compared with the number of dimensions."""
         words = {"lengths": [3, 3], "capacity": 8, "along": {"pixels": 0}, **words}
@@ -254,15 +337,39 @@ class TestWhatIsRefusedOnLoading:
     @pytest.mark.parametrize(
         ("record", "step", "said"),
         [
-            (document(0), Pack(8, also={"images": (lambda record: 5, 4)}), "a record takes 5 of 'images', but a row is limited to 4"),
-            (document(0), Pack(8, also={"images": (lambda record: 0.5, 4)}), r"also\['images'\]\(record\)=0.5, a float, must be a whole number"),
+            (
+                document(0),
+                Pack(8, also={"images": (lambda record: 5, 4)}),
+                "a record takes 5 of 'images', but a row is limited to 4",
+            ),
+            (
+                document(0),
+                Pack(8, also={"images": (lambda record: 0.5, 4)}),
+                r"also\['images'\]\(record\)=0.5, a float, must be a whole number",
+            ),
             (document(0), Pack(8, also={"images": (lambda record: -1, 4)}), r"also\['images'\]\(record\)=-1"),
-            (np.arange(9), Pack(8, also={"images": (lambda record: 1, 4)}), "has length 9, but the capacity is 8, and a record that takes some of a budget .* is never cut"),
-            (document(0, 1, tokens=[]), Pack(8, along={"pixels": 0}), "no place for a token, but something in along= or also="),
-            (np.arange(0), Pack(8, also={"images": (lambda record: 1, 4)}), "no place for a token, but something in along= or also="),
-            (document(0, 2), Pack(8, along={"pixels": 0}, also={"pixels": (lambda record: 1, 4)}), r"also\['pixels'\] counts 1 for sequence 0, but .* the size 2"),
+            (
+                np.arange(9),
+                Pack(8, also={"images": (lambda record: 1, 4)}),
+                "has length 9, but the capacity is 8, and a record that takes some of a budget .* is never cut",
+            ),
+            (
+                document(0, 1, tokens=[]),
+                Pack(8, along={"pixels": 0}),
+                "no place for a token, but something in along= or also=",
+            ),
+            (
+                np.arange(0),
+                Pack(8, also={"images": (lambda record: 1, 4)}),
+                "no place for a token, but something in along= or also=",
+            ),
+            (
+                document(0, 2),
+                Pack(8, along={"pixels": 0}, also={"pixels": (lambda record: 1, 4)}),
+                r"also\['pixels'\] counts 1 for sequence 0, but .* the size 2",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_by_the_step(self, record, step, said):
         with pytest.raises(ValueError, match=said):
             list(step(iter([record])))
@@ -277,7 +384,10 @@ class TestWhatIsRefusedOnLoading:
             else:
                 rows = lambda data=data: read(data, Packs([3], 2, along={"pixels": 0}, oversize=way))  # noqa: E731
             if patches:
-                said = "sequence 0 is longer than the capacity of 2, but has a field 'pixels': .* never cut. Raise the capacity, or drop that sequence, for example with"
+                said = (
+                    "sequence 0 is longer than the capacity of 2, but has a field 'pixels': .* never cut. Raise the "
+                    "capacity, or drop that sequence, for example with"
+                )
                 with pytest.raises(ValueError, match=said):
                     rows()
             else:
@@ -291,7 +401,9 @@ class TestBatches:
         (plain,) = Pack(8)(iter([np.arange(3)]))
         (other,) = Pack(8, along={"pixels": 0}, cu_seqlens=True)(iter([document(0, 1)]))
         for rows in ([pack, plain], [plain, pack], [pack, other], [pack, {**pack}], [pack, 3]):
-            with pytest.raises((ValueError, TypeError), match="make no batch with other samples, or with packs of other fields"):
+            with pytest.raises(
+                (ValueError, TypeError), match="make no batch with other samples, or with packs of other fields"
+            ):
                 Fetch(rows)([0, 1])
 
     def test_are_not_padded(self):
@@ -353,7 +465,9 @@ class TestAState:
             def records(shard):
                 return iter([document(index, index % 2) for index in range(8)])
 
-            return Loader.from_dataset(Stream(2, records, steps=[Pack(8, **words)], epoch_size=4, bookmarks=False), batch_size=1)
+            return Loader.from_dataset(
+                Stream(2, records, steps=[Pack(8, **words)], epoch_size=4, bookmarks=False), batch_size=1
+            )
 
         def counting(most):
             return {"along": {"pixels": 0}, "also": {"images": (lambda record: min(most, len(record["pixels"])), 4)}}

@@ -1,4 +1,5 @@
-"""Packed samples: the sequences whole and in order, what marks their borders, their own random numbers, and clear words for what does not fit."""
+"""Packed samples: the sequences whole and in order, what marks their borders, their own random numbers, and clear words
+for what does not fit."""
 
 from __future__ import annotations
 
@@ -106,10 +107,16 @@ class TestWhatIsRefused:
         ("sequence", "said"),
         [
             (lambda i: [0] * 4, r"lengths\[0\] is 3, but the field 'tokens' of sequence 0 has 4 places"),
-            (lambda i: {"x": [0] * 3, "label": [7]}, r"the field 'label' of sequence 0 has 1 places. Correct the lengths; or, .* drop it"),
+            (
+                lambda i: {"x": [0] * 3, "label": [7]},
+                r"the field 'label' of sequence 0 has 1 places. Correct the lengths; or, .* drop it",
+            ),
             (lambda i: {"x": [0] * 3, "id": 7}, r"the field 'id' of a sequence to pack must be an array, .* not 7"),
             (lambda i: ["a", "b", "c"], "the field 'tokens' of a sequence to pack must be an array, .* not array"),
-            (lambda i: np.arange(3).astype("datetime64[s]"), "the field 'tokens' of a sequence to pack must be an array"),
+            (
+                lambda i: np.arange(3).astype("datetime64[s]"),
+                "the field 'tokens' of a sequence to pack must be an array",
+            ),
             (lambda i: "abc", "the field 'tokens' of a sequence to pack must be an array, .* not 'abc'"),
             (lambda i: [[1], [1, 2], [3]], "inhomogeneous|must be an array"),
             (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing adds itself"),
@@ -118,7 +125,10 @@ class TestWhatIsRefused:
                 lambda i: np.zeros(3, [np.int64, np.int32][i == 7]) if i != 7 else np.zeros(1, np.int32),
                 "the field 'tokens' is ndarray of int32, .* here, but ndarray of int64",
             ),
-            (lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]}, r"has the fields \['b'\], but those before it in the pack have \['a'\]"),
+            (
+                lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]},
+                r"has the fields \['b'\], but those before it in the pack have \['a'\]",
+            ),
         ],
     )
     def test_names_the_field_and_the_sequence(self, sequence, said):
@@ -138,7 +148,11 @@ class TestWhatIsRefused:
         ("pad", "kind", "said"),
         [
             (-100, lambda x: np.asarray(x, np.uint16), "pad=-100 does not fit the field 'tokens', which is uint16"),
-            (300, lambda x: torch.tensor(x, dtype=torch.uint8), "pad=300 does not fit the field 'tokens', which is torch.uint8"),
+            (
+                300,
+                lambda x: torch.tensor(x, dtype=torch.uint8),
+                "pad=300 does not fit the field 'tokens', which is torch.uint8",
+            ),
             (0.5, np.asarray, "pad=0.5 does not fit the field 'tokens', which is int64"),
             (float("nan"), np.asarray, "pad=nan does not fit"),
             (-1, lambda x: np.asarray(x) > 0, "pad=-1 does not fit the field 'tokens', which is bool"),
@@ -178,7 +192,8 @@ class TestALoaderOfPacks:
     @pytest.mark.filterwarnings("ignore:.* from the global random numbers in worker threads")  # "torch" does
     @every_way
     def test_gives_each_sequence_random_numbers_of_its_position_in_the_order(self, way):
-        """The same for all pieces of a sequence, so they fit together. Seen red with members that draw from the pack's generator."""
+        """The same for all pieces of a sequence, so they fit together. Seen red with members that draw from the pack's
+        generator."""
         dataset, order = Random(), penstock.orders.ShuffledOrder(len(LENGTHS), 5)
         for epoch, batches in enumerate(loaded(dataset, epochs=2, **way)):
             real = flat(batches, "segment_ids") > 0
@@ -189,7 +204,8 @@ class TestALoaderOfPacks:
             assert len({*own}) == sum(LENGTHS)
 
     def test_seeds_the_global_generators_for_each_sequence(self):
-        """Two pieces of sequence 1, which are in two packs, are cut from one sequence. Seen red without the seeding of members."""
+        """Two pieces of sequence 1, which are in two packs, are cut from one sequence. Seen red without the seeding of
+        members."""
         drawn = []
         for packs in (Packs(LENGTHS, 10), Packs(LENGTHS, 40)):
             (batches,) = loaded(Random(), packs, seed_global_rngs="always")
@@ -207,7 +223,9 @@ class TestALoaderOfPacks:
         empty = penstock.orders.ShuffledOrder(9, 5).indices(0, np.arange(9)).tolist().index(2)
         for batches in loaded(dataset(), epochs=2, transform=negated, **way):
             places = [-1 - token for token in flat(batches, "x") if token < 0]
-            assert sorted(places) == [100 * index + place for index, length in enumerate(LENGTHS) for place in range(length)]
+            assert sorted(places) == [
+                100 * index + place for index, length in enumerate(LENGTHS) for place in range(length)
+            ]
         assert {*flat(loaded(dataset(), transform=negated, **way)[0], "drawn")} == set(range(9)) - {empty}
 
     def test_counts_packs_in_a_batch_and_in_its_length(self):
@@ -230,7 +248,10 @@ class TestALoaderOfPacks:
             (batch,) = loader
             assert len(batch["tokens"]) == 4
             assert "dataset index [6, 7] packed (epoch 0, position" in loader.statistics().nodes[-1].failures.last
-        with Loader.from_dataset(Bad(), 5, groups=Packs(LENGTHS, 10)) as loader, pytest.raises(OSError, match="disk") as info:
+        with (
+            Loader.from_dataset(Bad(), 5, groups=Packs(LENGTHS, 10)) as loader,
+            pytest.raises(OSError, match="disk") as info,
+        ):
             next(iter(loader))
         assert "in a pack, at dataset index 6" in info.value.__notes__
 
@@ -244,11 +265,23 @@ class TestWhatFromDatasetRefuses:
             ({"sampler": [0, 1]}, ValueError, "a sampler and groups exclude each other"),
             ({"batch_sampler": [[0, 1]]}, ValueError, "a sampler and groups exclude each other"),
             ({"tail": "pad"}, ValueError, "tail='pad' repeats items of an epoch"),
-            ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": 4}, ValueError, "Buckets and batch_size=4, drop_last=False exclude"),
-            ({"groups": penstock.Buckets(LENGTHS, 20), "drop_last": True}, ValueError, "Buckets and batch_size=1, drop_last=True exclude"),
+            (
+                {"groups": penstock.Buckets(LENGTHS, 20), "batch_size": 4},
+                ValueError,
+                "Buckets and batch_size=4, drop_last=False exclude",
+            ),
+            (
+                {"groups": penstock.Buckets(LENGTHS, 20), "drop_last": True},
+                ValueError,
+                "Buckets and batch_size=1, drop_last=True exclude",
+            ),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": None}, ValueError, "Buckets and batch_size=None"),
             ({"split": "within"}, ValueError, "split='within' splits each batch"),
-            ({"dataset": penstock.nodes.IterableSource(range(9))}, ValueError, "groups needs a dataset that is read by index"),
+            (
+                {"dataset": penstock.nodes.IterableSource(range(9))},
+                ValueError,
+                "groups needs a dataset that is read by index",
+            ),
             ({"transform": 5}, TypeError, "transform must be a function"),
         ],
     )
@@ -258,7 +291,9 @@ class TestWhatFromDatasetRefuses:
 
 
 def test_a_loader_of_buckets_gives_whole_batches_to_collate():
-    with Loader.from_dataset(Sequences(list), groups=penstock.Buckets(LENGTHS, 20), collate_fn=list, shuffle=True, seed=1) as loader:
+    with Loader.from_dataset(
+        Sequences(list), groups=penstock.Buckets(LENGTHS, 20), collate_fn=list, shuffle=True, seed=1
+    ) as loader:
         assert loader.batch_size is None
         batches = list(loader)
     assert sorted(map(len, (sequence for batch in batches for sequence in batch))) == sorted(LENGTHS)

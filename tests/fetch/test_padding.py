@@ -36,7 +36,10 @@ def test_a_number_pads_every_field_that_has_a_dimension():
 
 def test_a_dict_pads_the_fields_that_it_names():
     """Images are not rounded up, and labels get their own value."""
-    samples = [{"tokens": [1, 2], "labels": [1, 2], "image": torch.zeros(3, 4)}, {"tokens": [3], "labels": [3], "image": torch.zeros(3, 4)}]
+    samples = [
+        {"tokens": [1, 2], "labels": [1, 2], "image": torch.zeros(3, 4)},
+        {"tokens": [3], "labels": [3], "image": torch.zeros(3, 4)},
+    ]
     batch = pad({"tokens": 0, "labels": -100}, to_multiple_of=4, lengths=True)(samples)
     assert batch["tokens"].tolist() == [[1, 2, 0, 0], [3, 0, 0, 0]]
     assert batch["labels"].tolist() == [[1, 2, -100, -100], [3, -100, -100, -100]]
@@ -67,24 +70,59 @@ def test_takes_tuples():
     [
         ({"value": "0"}, [], ValueError, "value='0' must be a number"),
         ({"to_multiple_of": 0}, [], ValueError, "to_multiple_of=0 must be"),
-        ({"value": {"x": 0}}, [{"a": [1]}], ValueError, r"pad has a value for 'x', but the samples have the fields \['a'\]"),
+        (
+            {"value": {"x": 0}},
+            [{"a": [1]}],
+            ValueError,
+            r"pad has a value for 'x', but the samples have the fields \['a'\]",
+        ),
         (
             {"value": {"a": 0}},
             [{"a": 5}],
             ValueError,
             "to be padded, the field 'a' must be a tensor, an array or a list of numbers, not 5",
         ),
-        ({"value": {"a": 0}}, [[1]], TypeError, "pad with a value for each field needs samples that are dicts, not list"),
+        (
+            {"value": {"a": 0}},
+            [[1]],
+            TypeError,
+            "pad with a value for each field needs samples that are dicts, not list",
+        ),
         ({"lengths": True}, [[1]], TypeError, "pad with lengths=True needs samples that are dicts"),
-        ({}, [{"a": [1]}, {"b": [1]}], ValueError, r"a sample has the fields \['b'\], but the first one of its batch has \['a'\]"),
+        (
+            {},
+            [{"a": [1]}, {"b": [1]}],
+            ValueError,
+            r"a sample has the fields \['b'\], but the first one of its batch has \['a'\]",
+        ),
         ({"value": 0.5}, [{"a": [1]}], ValueError, "pad=0.5 does not fit the field 'a', which is torch.int64"),
-        ({"value": -1}, [torch.ones(1, dtype=torch.uint8)], ValueError, "pad=-1 does not fit the sample, which is torch.uint8"),
-        ({}, [np.ones((1, 2)), np.ones((1, 3))], ValueError, r"the sample is torch.float64 of shape \[1, 3\] in one sample and"),
+        (
+            {"value": -1},
+            [torch.ones(1, dtype=torch.uint8)],
+            ValueError,
+            "pad=-1 does not fit the sample, which is torch.uint8",
+        ),
+        (
+            {},
+            [np.ones((1, 2)), np.ones((1, 3))],
+            ValueError,
+            r"the sample is torch.float64 of shape \[1, 3\] in one sample and",
+        ),
         ({}, [(np.ones(1), 1), (np.ones(1, int), 1)], ValueError, "element 0 is torch.int64"),
-        ({"lengths": True}, [{"a": [1], "a_lengths": 5}], ValueError, "adds a field a_lengths, which the samples already have"),
+        (
+            {"lengths": True},
+            [{"a": [1], "a_lengths": 5}],
+            ValueError,
+            "adds a field a_lengths, which the samples already have",
+        ),
         ({"lengths": True}, [{"a_lengths": 5, "a": [1]}], ValueError, "adds a field a_lengths"),
         ({}, [{"a": [1]}, [1]], TypeError, "a sample is a list, but the first one of its batch is a dict"),
-        ({}, [{"a": [1]}, {"a": 5}], ValueError, "the field 'a' is to be padded, so it must be a tensor, .* in every sample, not 5"),
+        (
+            {},
+            [{"a": [1]}, {"a": 5}],
+            ValueError,
+            "the field 'a' is to be padded, so it must be a tensor, .* in every sample, not 5",
+        ),
         ({}, [{"a": [[1, 2], [3]]}], ValueError, "the field 'a' cannot be converted to a tensor"),
     ],
 )
@@ -93,7 +131,17 @@ def test_refuses(words, samples, error, said):
         pad(**words)(samples)
 
 
-DTYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.bfloat16]
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.bfloat16,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -204,7 +252,9 @@ def test_collates_buckets_in_a_worker_process():
     groups = Buckets(np.arange(40) % 7 + 1, 24, block=20)
     with Loader.from_dataset(Ragged(), groups=groups, collate_fn=collate, shuffle=True, num_workers=1) as loader:
         batches = list(loader)
-    assert sorted(batch["tokens"][row, 0].item() for batch in batches for row in range(len(batch["tokens"]))) == list(range(40))
+    assert sorted(batch["tokens"][row, 0].item() for batch in batches for row in range(len(batch["tokens"]))) == list(
+        range(40)
+    )
     assert all(batch["tokens"].shape[1] in (4, 8) for batch in batches)
 
 

@@ -1,4 +1,5 @@
-"""Functions that the user registers in torch's ``default_collate_fn_map`` take precedence at any time, as in ``default_collate`` itself."""
+"""Functions that the user registers in torch's ``default_collate_fn_map`` take precedence at any time, as in
+``default_collate`` itself."""
 
 from __future__ import annotations
 
@@ -112,17 +113,23 @@ def ours(collator, samples, size):
 @pytest.mark.parametrize("what", REGISTERED)
 @pytest.mark.parametrize("size", [1, 3])
 def test_what_is_registered_goes_first(what, size, registry):
-    """Whole and sample by sample; with a schema learned before the registration, after it, and after it was removed. Seen to fail: tensors,
-    arrays and numbers were written in place, and dataclasses, named tuples, dicts and lists taken apart, despite the registration; and,
-    without `BatchSchema.is_current`, schemas learned earlier stayed in use.
+    """Whole and sample by sample; with a schema learned before the registration, after it, and after it was removed.
+    Seen to fail: tensors, arrays and numbers were written in place, and dataclasses, named tuples, dicts and lists
+    taken apart, despite the registration; and, without `BatchSchema.is_current`, schemas learned earlier stayed in use.
     """
     original = dict(registry)
     for name, make in SAMPLES.items():
-        by_torch = name not in ("dataclass", "its child")  # those are collated here, and by torch only where they are registered
+        # those are collated here, and by torch only where they are registered
+        by_torch = name not in ("dataclass", "its child")
         if not by_torch and what not in ("dataclass", "everything", "two"):
             continue
         collator = Collator()
-        for ks, registered in ((range(3), {}), (range(3, 6), REGISTERED[what]), (range(3, 6), REGISTERED[what]), (range(3, 6), {})):
+        for ks, registered in (
+            (range(3), {}),
+            (range(3, 6), REGISTERED[what]),
+            (range(3, 6), REGISTERED[what]),
+            (range(3, 6), {}),
+        ):
             registry.clear()
             registry.update({**original, **registered})
             samples = [make(k) for k in ks]
@@ -192,7 +199,8 @@ def in_a_worker(batch, *, collate_fn_map=None):
 
 
 def test_it_runs_where_the_samples_are_loaded(registry):
-    """Seen to fail: the parts of the first batch, loaded by several workers, were sent as samples and collated in the consumer's process."""
+    """Seen to fail: the parts of the first batch, loaded by several workers, were sent as samples and collated in the
+    consumer's process."""
     registry[Handle] = in_a_worker
     with Loader.from_dataset(Unsendable(), batch_size=6, num_workers=2, multiprocessing_context="fork") as loader:
         batches = list(loader)

@@ -45,19 +45,28 @@ def jittered(sample: int) -> tuple[int, float, float]:
 
 def rows(loader: Loader[Any], epochs: int = 2) -> list[list[list[float]]]:
     with loader:
-        return [[[float(value) for value in row] for batch in loader for row in zip(*batch, strict=True)] for _ in range(epochs)]
+        return [
+            [[float(value) for value in row] for batch in loader for row in zip(*batch, strict=True)]
+            for _ in range(epochs)
+        ]
 
 
 def expected(values: list[int], epoch: int) -> list[list[float]]:
-    return [[float(value), numpy_generator(5, epoch, position).random(), float(position)] for position, value in enumerate(values)]
+    return [
+        [float(value), numpy_generator(5, epoch, position).random(), float(position)]
+        for position, value in enumerate(values)
+    ]
 
 
 @every_way
 @pytest.mark.parametrize(
-    "data", [lambda: list(range(N)), Stream, Together, lambda: Cached(Together())], ids=["list", "stream", "together", "cached"]
+    "data",
+    [lambda: list(range(N)), Stream, Together, lambda: Cached(Together())],
+    ids=["list", "stream", "together", "cached"],
 )
 def test_each_sample_is_transformed_with_its_own_numbers(data: Any, way: dict[str, Any]) -> None:
-    """Seen to fail: a stream's transform applied to the whole batch, so that all its samples had the numbers of the first."""
+    """Seen to fail: a stream's transform applied to the whole batch, so that all its samples had the numbers of the
+    first."""
     loader = Loader.from_dataset(data(), batch_size=4, seed=5, transform=jittered, **way)
     assert rows(loader) == [expected(list(range(N)), epoch) for epoch in range(2)]
 
@@ -92,10 +101,12 @@ def decoded(sample: int) -> int:
 
 @every_way
 @pytest.mark.parametrize(
-    ("data", "name"), [(lambda: list(range(N)), "dataset index 6"), (Stream, "the item 6"), (Together, "dataset index 6")]
+    ("data", "name"),
+    [(lambda: list(range(N)), "dataset index 6"), (Stream, "the item 6"), (Together, "dataset index 6")],
 )
 def test_an_error_names_the_sample_and_may_skip_it(data: Any, name: str, way: dict[str, Any], caplog: Any) -> None:
-    """Seen to fail: what ``__getitems__`` returned was transformed before the rows were, so the error belonged to no sample."""
+    """Seen to fail: what ``__getitems__`` returned was transformed before the rows were, so the error belonged to no
+    sample."""
     with Loader.from_dataset(data(), batch_size=4, transform=decoded, **way) as loader:
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1, 2, 3]
@@ -137,7 +148,10 @@ class Fewer(Together):
         (
             Ready(),
             TypeError,
-            r"Ready.__getitems__ returned a whole batch, a Tensor. Return a list of samples, or transform the batch in collate_fn",
+            (
+                r"Ready.__getitems__ returned a whole batch, a Tensor. Return a list of samples, or transform the "
+                r"batch in collate_fn"
+            ),
         ),
         (Fewer(), ValueError, r"Fewer.__getitems__ returned 3 samples for 4 indices"),
     ],

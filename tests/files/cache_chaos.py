@@ -1,9 +1,10 @@
-"""One of the jobs of `test_cache_chaos`: reads all records, pass after pass, over copies in a folder that others share and spoil.
+"""One of the jobs of `test_cache_chaos`: reads all records, pass after pass, over copies in a folder that others share
+and spoil.
 
     python cache_chaos.py URL FOLDER BOUND SEED STATE METHOD
 
-A record says which it is. The state is written after each batch, and the job begins where the one before it was killed. A wrong record, or one that
-comes in another place than without a cache, ends it with the code 3.
+A record says which it is. The state is written after each batch, and the job begins where the one before it was killed.
+A wrong record, or one that comes in another place than without a cache, ends it with the code 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Jobs with two bounds and two orders share a folder of copies that is deleted, while some of them are stopped or killed: every record is right."""
+"""Jobs with two bounds and two orders share a folder of copies that is deleted, while some of them are stopped or
+killed: every record is right."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def running(url: str, folder: str, places: Path) -> Iterator[list[Job]]:
 
 
 def follows(seen: list[list[int]], right: list[list[int]]) -> bool:
-    """Whether these are the batches in their order. One whose state was saved before the job was killed may be missing in the output."""
+    """Whether these are the batches in their order. One whose state was saved before the job was killed may be missing
+    in the output."""
     at, gap = -1, 1
     for one in seen:
         if not one:
@@ -86,7 +88,8 @@ def follows(seen: list[list[int]], right: list[list[int]]) -> bool:
 @pytest.mark.soak
 @pytest.mark.timeout(900 + 30 * REPEATS)
 def test_every_record_is_right_whatever_happens_to_the_folder(tmp_path: Path) -> None:
-    """30 s, times ``PENSTOCK_REPEATS``. Fails if a copy is believed that was cut, or is of another file, or if a fault of the folder skips data."""
+    """30 s, times ``PENSTOCK_REPEATS``. Fails if a copy is believed that was cut, or is of another file, or if a fault
+    of the folder skips data."""
     rng, folder, places = random.Random(5), tmp_path / "cache", tmp_path / "places"
     data = tmp_path / "data"
     data.mkdir()

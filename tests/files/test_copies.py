@@ -38,7 +38,9 @@ def writes(number: int, count: list[int] | None = None) -> Callable[[str], None]
     return copy
 
 
-def read(cache: CacheFolder, number: int, *, version: str = "1", copy: Callable[[str], None] | None = None) -> bytes | None:
+def read(
+    cache: CacheFolder, number: int, *, version: str = "1", copy: Callable[[str], None] | None = None
+) -> bytes | None:
     opened = cache.opened(f"s3://data/{number}.tar", SIZE, version, copy or writes(number))
     if opened is None:
         return None
@@ -55,15 +57,19 @@ def test_a_file_is_fetched_once_and_another_version_is_another_file(tmp_path: Pa
     cache, fetched = CacheFolder(str(tmp_path / "new"), 10 * SIZE), []
     for _ in range(3):
         assert read(cache, 1, copy=writes(1, fetched)) == content(1)
-    assert read(CacheFolder(cache.folder, SIZE), 1, copy=writes(2, fetched)) == content(1)  # another process, or a later run
+    # another process, or a later run
+    assert read(CacheFolder(cache.folder, SIZE), 1, copy=writes(2, fetched)) == content(1)
     assert read(cache, 1, version="2", copy=writes(3, fetched)) == content(3)
     assert fetched == [1, 3]
     assert len(names(cache)) == 2
     assert all(name.endswith("-1.tar") for name in names(cache))
 
 
-def test_the_bound_holds_and_what_does_not_fit_is_left_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Copies of this data set are not removed for one another. Said once. Seen to fail: without the size of what is being fetched."""
+def test_the_bound_holds_and_what_does_not_fit_is_left_where_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copies of this data set are not removed for one another. Said once. Seen to fail: without the size of what is
+    being fetched."""
     cache = CacheFolder(str(tmp_path), 2 * SIZE + 500, (file_hash(f"s3://data/{number}.tar") for number in range(5)))
     assert [read(cache, number) for number in range(5)] == [content(0), content(1), None, None, None]
     assert [read(cache, number) for number in range(2)] == [content(0), content(1)]
@@ -72,7 +78,8 @@ def test_the_bound_holds_and_what_does_not_fit_is_left_where_it_is(tmp_path: Pat
     inner: list[Any] = []
 
     def copy(path: str) -> None:
-        inner.append(read(CacheFolder(cache.folder, 3 * SIZE + 500), 3, copy=writes(3)))  # meanwhile, in another process
+        # meanwhile, in another process
+        inner.append(read(CacheFolder(cache.folder, 3 * SIZE + 500), 3, copy=writes(3)))
         Path(path).write_bytes(content(2))
 
     assert read(CacheFolder(cache.folder, 3 * SIZE + 500), 2, copy=copy) == content(2)
@@ -80,8 +87,11 @@ def test_the_bound_holds_and_what_does_not_fit_is_left_where_it_is(tmp_path: Pat
     assert sum(os.path.getsize(tmp_path / name) for name in names(cache)) <= 3 * SIZE + 500
 
 
-def test_a_finished_copy_gets_its_name_while_nobody_lists_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing may miss a file that is renamed meanwhile, under both names, and the bound was exceeded by it. Seen to fail: renamed without the lock."""
+def test_a_finished_copy_gets_its_name_while_nobody_lists_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing may miss a file that is renamed meanwhile, under both names, and the bound was exceeded by it. Seen to
+    fail: renamed without the lock."""
     cache, replace, renamed = CacheFolder(str(tmp_path), 2 * SIZE), os.replace, []
 
     def watched(part: str, path: str) -> None:
@@ -114,7 +124,9 @@ def test_copies_of_other_data_go_first_and_never_one_that_is_read(tmp_path: Path
     assert {name[-5:-4] for name in names(new)} == {str(lately), "1", "2"}
 
 
-def test_who_waited_for_a_lock_whose_file_is_gone_takes_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waited_for_a_lock_whose_file_is_gone_takes_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or two would fetch at the same time. Seen to fail: without looking whether it is linked."""
     cache, real = CacheFolder(str(tmp_path), SIZE), fcntl.flock
 
@@ -134,8 +146,11 @@ def test_who_waited_for_a_lock_whose_file_is_gone_takes_the_new_one(tmp_path: Pa
     assert read(cache, 1, copy=copy) == content(1)
 
 
-def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else who waits for the lock gets it, begins to fetch, and loses its file. Seen to fail: removed when the lock was given back."""
+def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who waits for the lock gets it, begins to fetch, and loses its file. Seen to fail: removed when the lock was
+    given back."""
     cache = CacheFolder(str(tmp_path), 2 * SIZE)
     read(cache, 1)
     (copy,) = names(cache)
@@ -158,8 +173,11 @@ def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(tmp_path: Pat
     assert len(names(cache)) == 2
 
 
-def test_a_lock_that_was_gone_and_is_there_again_is_another_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look and the removal somebody makes it and begins to fetch: whoever looks next would take that part for a leftover. Seen to fail: removed by its name."""
+def test_a_lock_that_was_gone_and_is_there_again_is_another_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the removal somebody makes it and begins to fetch: whoever looks next would take that part
+    for a leftover. Seen to fail: removed by its name."""
     cache = CacheFolder(str(tmp_path), 5 * SIZE)
     read(cache, 1)
     (copy,) = names(cache)
@@ -210,8 +228,11 @@ def test_a_library_that_writes_on_after_an_interrupt_spoils_no_copy(tmp_path: Pa
     assert read(cache, 1, copy=copy) == content(1)
 
 
-def test_a_copy_that_is_removed_before_its_lock_is_held_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else whoever opens it by its name finds nothing there. Seen to fail: with what is open, but has no name any more."""
+def test_a_copy_that_is_removed_before_its_lock_is_held_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever opens it by its name finds nothing there. Seen to fail: with what is open, but has no name any
+    more."""
     cache, real = CacheFolder(str(tmp_path), SIZE), fcntl.flock
     assert read(cache, 1) == content(1)
 
@@ -251,7 +272,9 @@ def test_a_process_that_is_forked_does_not_keep_what_is_closed_here(tmp_path: Pa
         assert read(cache, 2) == content(2)
 
 
-def test_a_process_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_forked_while_a_lock_is_held_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It lives on, and nobody waits for it. Seen to fail: by closing the file only."""
     cache = CacheFolder(str(tmp_path), SIZE)
     with living_on() as fork:
@@ -355,7 +378,8 @@ def its_lock_a_link(folder: Path) -> None:
 def test_trouble_with_the_folder_is_no_fault_of_the_data(
     becomes: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between two reads, and while one is being fetched. It is said once. Seen to fail: later shards raised, and ``on_error="skip"`` dropped them."""
+    """Between two reads, and while one is being fetched. It is said once. Seen to fail: later shards raised, and
+    ``on_error="skip"`` dropped them."""
     cache = CacheFolder(str(tmp_path / "cache"), 10 * SIZE)
     assert read(cache, 1) == content(1)
 
@@ -383,7 +407,8 @@ def test_a_folder_that_cannot_be_used_is_refused(becomes: Callable[[Path], None]
     cache = CacheFolder(str(tmp_path / "cache"), SIZE)
     becomes(tmp_path / "cache")
     with pytest.raises(
-        ValueError, match=r"cache_dir='.*cache' cannot be used: .*\. Use a folder on a local disk in which this user may write"
+        ValueError,
+        match=r"cache_dir='.*cache' cannot be used: .*\. Use a folder on a local disk in which this user may write",
     ):
         CacheFolder(cache.folder, SIZE)
 
@@ -391,7 +416,8 @@ def test_a_folder_that_cannot_be_used_is_refused(becomes: Callable[[Path], None]
 def test_a_lock_is_waited_for_as_long_as_its_file_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And 30 s longer; then the source is read, and the log says who holds it. Seen to fail: every other job waited for a stopped one, for ever."""
+    """And 30 s longer; then the source is read, and the log says who holds it. Seen to fail: every other job waited for
+    a stopped one, for ever."""
     clock, held = [0.0], contextlib.ExitStack()
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     holder, cache = CacheFolder(str(tmp_path), 10 * SIZE), CacheFolder(str(tmp_path), 10 * SIZE)
@@ -466,7 +492,8 @@ def test_many_processes_fetch_each_file_once(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_at_any_point_leaves_nothing_that_is_read_as_data(tmp_path: Path) -> None:
-    """At each call into the system that the fetch makes. Seen to fail: writing to the copy's own name; a part without an owner that counts forever."""
+    """At each call into the system that the fetch makes. Seen to fail: writing to the copy's own name; a part without
+    an owner that counts forever."""
 
     def work() -> None:
         dies_at(at)

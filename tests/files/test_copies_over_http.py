@@ -1,4 +1,5 @@
-"""Copies of shards on an HTTP server: whole requests, connections that break off, versions, and URLs that differ only in their query."""
+"""Copies of shards on an HTTP server: whole requests, connections that break off, versions, and URLs that differ only
+in their query."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that this thread would have slept before its next request."""
     slept: list[float] = []
     real, me = time.sleep, threading.current_thread()
-    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds) if threading.current_thread() is me else real(seconds))
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: slept.append(seconds) if threading.current_thread() is me else real(seconds)
+    )
     return slept
 
 
@@ -56,7 +59,8 @@ def read(url: str, cache: Path | None, **words: Any) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["ranges", "no ranges", "no versions"])
 def test_a_connection_that_breaks_off_is_asked_for_the_rest(kind: str, tmp_path: Path, pauses: list[float]) -> None:
-    """For each byte once, if the server knows ranges and versions; else for the whole again. Seen to fail: the copy failed as a whole."""
+    """For each byte once, if the server knows ranges and versions; else for the whole again. Seen to fail: the copy
+    failed as a whole."""
     with HttpFiles(ranges=kind != "no ranges", versions=kind != "no versions").running() as server:
         server.files["/a.jsonl"] = BODY
         server.cut = lambda number, body: len(body) // 2 if number < 3 else None
@@ -72,7 +76,9 @@ def test_a_connection_that_breaks_off_is_asked_for_the_rest(kind: str, tmp_path:
         assert len(server.asked) == 4, "the copy is read"
 
 
-def test_a_connection_without_progress_is_an_error(tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_progress_is_an_error(
+    tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is tried four times. Seen to fail: it waited for the client's limit of 300 s on the whole."""
     monkeypatch.setattr(transfer, "NO_PROGRESS_S", 0.2)
     with HttpFiles().running() as server:
@@ -99,25 +105,30 @@ def test_a_connection_that_never_gets_further_is_an_error(tmp_path: Path, pauses
 
 @pytest.mark.parametrize("versions", [True, False])
 @pytest.mark.parametrize(
-    ("over", "size", "error"), [(True, 10**6, "is no longer wanted"), (False, 1000, "returned at least .* instead of 1000")]
+    ("over", "size", "error"),
+    [(True, 10**6, "is no longer wanted"), (False, 1000, "returned at least .* instead of 1000")],
 )
 def test_a_copy_that_must_end_is_not_asked_for_again(
     versions: bool, over: bool, size: int, error: str, tmp_path: Path, pauses: list[float]
 ) -> None:
-    """Seen to fail: each part was followed by a pause and another request, to the end of the file; if it was too long and had no version, for ever."""
+    """Seen to fail: each part was followed by a pause and another request, to the end of the file; if it was too long
+    and had no version, for ever."""
     with HttpFiles().running() as server:
         server.files["/a.jsonl"] = BODY
         server.cut = lambda number, body: None if number < 20 else 0
         callback = transfer.transfer_callback("a.jsonl", size, lambda: over)
         header = {"X-Version": "1"} if versions else {}
         with pytest.raises(OSError, match=error):
-            transfer.copy_over_http(fsspec.filesystem("http"), f"{server.url}/a.jsonl", str(tmp_path / "copy"), callback, header)
+            transfer.copy_over_http(
+                fsspec.filesystem("http"), f"{server.url}/a.jsonl", str(tmp_path / "copy"), callback, header
+            )
         assert len(server.asked) == 1
     assert pauses == []
 
 
 def test_a_copy_may_take_as_long_as_it_makes_progress(tmp_path: Path) -> None:
-    """Longer than the client's limit on a whole request, which is 300 s and here 1 ms. Seen to fail: it was ended by that."""
+    """Longer than the client's limit on a whole request, which is 300 s and here 1 ms. Seen to fail: it was ended by
+    that."""
     client = {"timeout": aiohttp.ClientTimeout(total=0.001)}
     with HttpFiles().running() as server:
         server.files["/a.jsonl"] = BODY
@@ -130,7 +141,8 @@ def test_a_copy_may_take_as_long_as_it_makes_progress(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_named_after_the_version_on_the_server(tmp_path: Path) -> None:
-    """Also under an index that was made on a disk, before the upload. Seen to fail: a replaced object of equal size was read from the old copy for ever."""
+    """Also under an index that was made on a disk, before the upload. Seen to fail: a replaced object of equal size was
+    read from the old copy for ever."""
     local = tmp_path / "a.jsonl"
     local.write_bytes(BODY[:300])
     write_index(f"{local}.index", "jsonl", stamp(str(local)), np.arange(0, 301, 15))
@@ -156,7 +168,8 @@ def script(server: HttpFiles, name: str, numbers: list[int]) -> list[str]:
 
 
 def test_shards_that_differ_only_in_the_query_are_different_shards(tmp_path: Path) -> None:
-    """In the cache, in bookmarks and in states. Seen to fail: three shards came from one copy, and another data set's state loaded."""
+    """In the cache, in bookmarks and in states. Seen to fail: three shards came from one copy, and another data set's
+    state loaded."""
     with HttpFiles(versions=False, queries=True).running() as server:
         urls = script(server, "file", [1, 2, 3])
         copies = {"cache_dir": tmp_path / "cache", "max_cache_size": "1MB"}
@@ -184,11 +197,18 @@ def test_shards_that_differ_only_in_the_query_are_different_shards(tmp_path: Pat
 
 SIGNED = {
     "S3": lambda k, day: (
-        f"https://b.s3.amazonaws.com/{k}.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date={day}&X-Amz-Expires=60&X-Amz-Signature={day}{k}"
+        f"https://b.s3.amazonaws.com/{k}.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date={day}"
+        f"&X-Amz-Expires=60&X-Amz-Signature={day}{k}"
     ),
-    "S3, version 2": lambda k, day: f"https://b.s3.amazonaws.com/{k}.tar?AWSAccessKeyId=A&Expires={day}&Signature={day}{k}%3D",
-    "GCS": lambda k, day: f"https://storage.googleapis.com/b/{k}.tar?X-Goog-Algorithm=GOOG4&X-Goog-Date={day}&X-Goog-Signature={day}{k}",
-    "Azure": lambda k, day: f"https://a.blob.core.windows.net/c/{k}.tar?sv=2025-01-01&se={day}&sr=b&sp=r&sig={day}{k}%3D",
+    "S3, version 2": lambda k, day: (
+        f"https://b.s3.amazonaws.com/{k}.tar?AWSAccessKeyId=A&Expires={day}&Signature={day}{k}%3D"
+    ),
+    "GCS": lambda k, day: (
+        f"https://storage.googleapis.com/b/{k}.tar?X-Goog-Algorithm=GOOG4&X-Goog-Date={day}&X-Goog-Signature={day}{k}"
+    ),
+    "Azure": lambda k, day: (
+        f"https://a.blob.core.windows.net/c/{k}.tar?sv=2025-01-01&se={day}&sr=b&sp=r&sig={day}{k}%3D"
+    ),
     "CloudFront": lambda k, day: f"https://d.cloudfront.net/{k}.tar?Expires={day}&Signature={day}{k}&Key-Pair-Id=K",
     "one token for all": lambda k, day: f"https://example.org/{k}.tar?token={day}",
 }
@@ -196,7 +216,8 @@ SIGNED = {
 
 @pytest.mark.parametrize("signed", SIGNED.values(), ids=SIGNED)
 def test_urls_that_are_signed_again_are_the_same_shards(signed: Callable[[int, int], str]) -> None:
-    """Seen to fail where every parameter counts. A token of an unknown kind costs a fetch in the cache, which one shard cannot tell from a name."""
+    """Seen to fail where every parameter counts. A token of an unknown kind costs a fetch in the cache, which one shard
+    cannot tell from a name."""
     monday, tuesday = ([signed(k, day) for k in range(3)] for day in (1, 2))
     assert names_of(monday) == names_of(tuesday) != names_of(tuesday[::-1])
     if "token" not in monday[0]:
@@ -204,10 +225,13 @@ def test_urls_that_are_signed_again_are_the_same_shards(signed: Callable[[int, i
 
 
 def test_a_version_in_the_query_counts() -> None:
-    first, second = ([f"https://b.s3.amazonaws.com/a.tar?versionId={version}&X-Amz-Signature={version}"] for version in (1, 2))
+    first, second = (
+        [f"https://b.s3.amazonaws.com/a.tar?versionId={version}&X-Amz-Signature={version}"] for version in (1, 2)
+    )
     assert names_of(first) != names_of(second)
     assert address(first[0]) == "https://b.s3.amazonaws.com/a.tar?versionId=1"
-    assert expanded("s3://b/{a,b}.tar?versionId=1") == ["s3://b/a.tar?versionId=1", "s3://b/b.tar?versionId=1"]  # no pattern
+    # no pattern
+    assert expanded("s3://b/{a,b}.tar?versionId=1") == ["s3://b/a.tar?versionId=1", "s3://b/b.tar?versionId=1"]
     assert address("s3://b/a.tar?versionId=1") == "s3://b/a.tar?versionId=1"
 
 

@@ -28,7 +28,10 @@ from penstock._files.index_file import index_path_of
 from penstock._files.paths import braces_expanded, compression, expanded, extra
 from penstock._streams.known_files import FileRanges
 
-BRACES = "a/{00000..01242}.tar {0..3} {8..11} {08..11} {3..0} {0..10..5} {-2..2} {a,b}.x x{a,b{1,2}c,}y{0..1} {a..d}{x,y} {{a,b},c} none {a,} a{1..2}b{3..4}"
+BRACES = (
+    "a/{00000..01242}.tar {0..3} {8..11} {08..11} {3..0} {0..10..5} {-2..2} {a,b}.x x{a,b{1,2}c,}y{0..1} {a..d}{x,y} "
+    "{{a,b},c} none {a,} a{1..2}b{3..4}"
+)
 PACK = {
     "": bytes,
     ".gz": gzip.compress,
@@ -91,7 +94,11 @@ class TestRemote:
         files.rm("/box", recursive=True)
 
     def test_files_are_found_and_read(self):
-        assert expanded("memory://box/*.txt") == expanded("memory://box/{1,2}.txt") == ["memory://box/1.txt", "memory://box/2.txt"]
+        assert (
+            expanded("memory://box/*.txt")
+            == expanded("memory://box/{1,2}.txt")
+            == ["memory://box/1.txt", "memory://box/2.txt"]
+        )
         with opened("memory://box/2.txt") as file:
             assert file.read() == b"two"
         assert stamp("memory://box/1.txt")[:2] == (3, 0)
@@ -145,7 +152,8 @@ class TestRemote:
         assert index_path_of(url, None) == url.replace(".gz", ".gz.index")
 
     def test_each_byte_is_fetched_once_and_no_line_asks_for_its_own(self, monkeypatch):
-        """As over HTTP. Seen to fail: fsspec's `readline` reads a block for each line, and its default for HTTP drops what it will need."""
+        """As over HTTP. Seen to fail: fsspec's `readline` reads a block for each line, and its default for HTTP drops
+        what it will need."""
         monkeypatch.setattr(module, "BLOCK", 2**16)
         monkeypatch.setattr(module, "BUFFER", 2**12)
         fsspec.register_implementation("counted", Counted, clobber=True)
@@ -157,7 +165,9 @@ class TestRemote:
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "fsspec", None)
-        with pytest.raises(ImportError, match=r"'memory://box/1.txt' needs the package fsspec: pip install 'torch-penstock\[formats\]'"):
+        with pytest.raises(
+            ImportError, match=r"'memory://box/1.txt' needs the package fsspec: pip install 'torch-penstock\[formats\]'"
+        ):
             opened("memory://box/1.txt")
         with pytest.raises(ImportError, match="needs the package nosuch:"):
             extra("nosuch.module", "It")
@@ -220,7 +230,8 @@ def test_patterns_are_looked_for_on_a_server(tmp_path):
             server.terminate()
             files.close_session(loop, files._session)
             files.clear_instance_cache()
-            loop.call_soon_threadsafe(loop.stop)  # fsspec would keep it as long as the program lives, and later tests fork
+            # fsspec would keep it as long as the program lives, and later tests fork
+            loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
             asyn.reset_after_fork()
@@ -242,7 +253,8 @@ class TestCompressed:
 
     @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
     def test_an_end_in_the_middle_is_an_error(self, tmp_path, suffix):
-        """Seen red with zstandard's own stream, which gives what it has and says nothing; and a .gz or .zst of zero bytes had no records."""
+        """Seen red with zstandard's own stream, which gives what it has and says nothing; and a .gz or .zst of zero
+        bytes had no records."""
         path = tmp_path / f"x.txt{suffix}"
         packed = PACK[suffix](self.DATA)
         for length in (len(packed) // 2, 0):
@@ -275,7 +287,11 @@ class TestCompressed:
         with (
             decompressed(str(path)) as file,
             pytest.raises(
-                ValueError, match=r"x\.txt\.zst was compressed with a window of more than 134,217,728 bytes .* PENSTOCK_ZSTD_LONG=31, "
+                ValueError,
+                match=(
+                    r"x\.txt\.zst was compressed with a window of more than 134,217,728 bytes .* "
+                    r"PENSTOCK_ZSTD_LONG=31, "
+                ),
             ),
         ):
             file.read()
@@ -283,7 +299,10 @@ class TestCompressed:
         with decompressed(str(path)) as file:
             assert file.read() == b"first\n" + self.DATA
         monkeypatch.setenv("PENSTOCK_ZSTD_LONG", "2GB")
-        with decompressed(str(path)) as file, pytest.raises(ValueError, match="PENSTOCK_ZSTD_LONG='2GB', a str, must be a whole number"):
+        with (
+            decompressed(str(path)) as file,
+            pytest.raises(ValueError, match="PENSTOCK_ZSTD_LONG='2GB', a str, must be a whole number"),
+        ):
             file.read()
 
     def test_a_dictionary_of_zstd_is_named(self, tmp_path):
@@ -293,12 +312,15 @@ class TestCompressed:
         path.write_bytes(zstandard.ZstdCompressor(dict_data=words).compress(self.DATA))
         with (
             decompressed(str(path)) as file,
-            pytest.raises(ValueError, match=r"x\.txt\.zst is damaged, or not compressed as its name says: .*[Dd]ictionary"),
+            pytest.raises(
+                ValueError, match=r"x\.txt\.zst is damaged, or not compressed as its name says: .*[Dd]ictionary"
+            ),
         ):
             file.read()
 
     def test_what_grows_is_made_a_bit_at_a_time(self, tmp_path):
-        """By RFC 8878 four bytes may stand for 128 KiB, here for zeros. Seen to fail: 128 KiB were decompressed at once, to all 256 MiB (and up to 4 GiB)."""
+        """By RFC 8878 four bytes may stand for 128 KiB, here for zeros. Seen to fail: 128 KiB were decompressed at
+        once, to all 256 MiB (and up to 4 GiB)."""
         path = tmp_path / "x.zst"
         path.write_bytes(b"\x28\xb5\x2f\xfd\x00\x38" + ((2**17 << 3 | 2).to_bytes(3, "little") + b"\0") * 2048)
         tracemalloc.start()
@@ -317,7 +339,9 @@ class TestChanged:
         then = stamp(str(path))
         FileRanges(str(path), then).close()
         os.utime(path, ns=(1, then.mtime_ns + 1))
-        with pytest.raises(ValueError, match=r"x has changed since it was indexed: it was written to.*python -m penstock index .*x$"):
+        with pytest.raises(
+            ValueError, match=r"x has changed since it was indexed: it was written to.*python -m penstock index .*x$"
+        ):
             FileRanges(str(path), then)
         path.write_text("123")
         with pytest.raises(ValueError, match="had 4 bytes and now has 3"):

@@ -2,7 +2,8 @@
 
     python chaos_training.py FOLDER OPTIONS LIVES
 
-It forks one life after another from a process that has only imported, so that a life costs milliseconds and not a second.
+It forks one life after another from a process that has only imported, so that a life costs milliseconds and not a
+second.
 """
 
 import json

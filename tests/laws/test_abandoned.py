@@ -20,7 +20,18 @@ import torch
 from penstock import Loader
 from penstock._memory.devices import can_pin
 from penstock._nodes.reader_node import ReaderNode
-from penstock.nodes import Batcher, Cycler, Fetch, Mapper, ParallelMapper, PinMemory, Prefetcher, Sampler, SamplerWrapper, ToDevice
+from penstock.nodes import (
+    Batcher,
+    Cycler,
+    Fetch,
+    Mapper,
+    ParallelMapper,
+    PinMemory,
+    Prefetcher,
+    Sampler,
+    SamplerWrapper,
+    ToDevice,
+)
 from penstock.orders import SequentialOrder
 
 if TYPE_CHECKING:
@@ -67,7 +78,9 @@ ROOFS = [
     pytest.param(lambda node: Prefetcher(Converting(node)), id="both"),
     pytest.param(lambda node: ToDevice(node, "cpu"), id="ToDevice, cpu"),
     pytest.param(PinMemory, id="PinMemory", marks=accelerated),
-    pytest.param(lambda node: ToDevice(node, torch.accelerator.current_accelerator()), id="ToDevice", marks=accelerated),
+    pytest.param(
+        lambda node: ToDevice(node, torch.accelerator.current_accelerator()), id="ToDevice", marks=accelerated
+    ),
 ]
 KINDS: list[Any] = [
     pytest.param((0, "thread", None), id="inline"),
@@ -79,11 +92,14 @@ KINDS: list[Any] = [
 def loader(roof: Callable[[Any], Any], kind: tuple[int, str, str | None], batch_size: int = 2) -> Loader[Any]:
     workers, method, context = kind
     indices = Batcher(Cycler(Sampler(SequentialOrder(N))), batch_size)
-    return Loader(roof(ParallelMapper(indices, Fetch(Faulty()), workers, method=method, multiprocessing_context=context)))  # type: ignore[arg-type]
+    fetch = Fetch(Faulty())
+    mapper = ParallelMapper(indices, fetch, workers, method=method, multiprocessing_context=context)  # type: ignore
+    return Loader(roof(mapper))
 
 
 def resources(before: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
-    """Threads, processes, open files. Without Python's lock they are ``before`` only after a collection, if no thread holds the graph just then."""
+    """Threads, processes, open files. Without Python's lock they are ``before`` only after a collection, if no thread
+    holds the graph just then."""
     me = psutil.Process()
     for _ in range(100 if sysconfig.get_config_var("Py_GIL_DISABLED") else 0):
         gc.collect()
@@ -111,8 +127,9 @@ def read_until_it_raises(batches: Loader[Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("roof", ROOFS)
 def test_a_loader_that_raised_and_is_dropped_goes_at_once(roof, kind):
-    """Seen to fail: an entry or a job that keeps its error, whose traceback leads to the loader. Under a `Prefetcher` the reader thread
-    kept all of that forever: a thread and two processes per loader. Elsewhere it stayed until the garbage collector ran."""
+    """Seen to fail: an entry or a job that keeps its error, whose traceback leads to the loader. Under a `Prefetcher`
+    the reader thread kept all of that forever: a thread and two processes per loader. Elsewhere it stayed until the
+    garbage collector ran."""
     read_until_it_raises(loader(roof, kind))  # starts helpers that live as long as the program (multiprocessing's)
     before = resources()
     for _ in range(3):
@@ -161,7 +178,9 @@ def test_one_that_goes_on_after_the_error_goes_at_once():
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("roof", [Prefetcher, lambda node: Prefetcher(Prefetcher(node))], ids=["one reader", "two readers"])
+@pytest.mark.parametrize(
+    "roof", [Prefetcher, lambda node: Prefetcher(Prefetcher(node))], ids=["one reader", "two readers"]
+)
 def test_a_mapper_under_a_reader_goes_at_once(roof):
     before = resources()
     read_until_it_raises(Loader(roof(Mapper(Batcher(Cycler(Sampler(SequentialOrder(N))), 2), Fetch(Faulty())))))
@@ -171,9 +190,12 @@ def test_a_mapper_under_a_reader_goes_at_once(roof):
 @pytest.mark.parametrize("roof", ROOFS[:4])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "asked again"])
 def test_a_source_that_raised_is_collected(roof, again):
-    """The graph keeps the error, so this needs the garbage collector. Seen to fail: a reader thread that holds the graph while it waits."""
+    """The graph keeps the error, so this needs the garbage collector. Seen to fail: a reader thread that holds the
+    graph while it waits."""
     before = resources()
-    batches = Loader(roof(ParallelMapper(Batcher(Cycler(SamplerWrapper(FaultySampler(), plan_ahead=False)), 2), Fetch(range(N)), 2)))
+    batches = Loader(
+        roof(ParallelMapper(Batcher(Cycler(SamplerWrapper(FaultySampler(), plan_ahead=False)), 2), Fetch(range(N)), 2))
+    )
     read_until_it_raises(batches)
     if again:
         with pytest.raises(RuntimeError, match="raised ValueError earlier"):
@@ -187,7 +209,8 @@ def test_a_source_that_raised_is_collected(roof, again):
 
 @pytest.mark.usefixtures("uncollected")
 def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
-    """The thread is inside the source then, waiting for a worker. Seen to fail: a finalizer that does not interrupt the source."""
+    """The thread is inside the source then, waiting for a worker. Seen to fail: a finalizer that does not interrupt the
+    source."""
     gate, begun = threading.Event(), threading.Event()
 
     class Gated:
@@ -202,7 +225,8 @@ def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
     assert next(node) == 0
     assert begun.wait(100)
     reader = next(thread for thread in threading.enumerate() if thread.name == "penstock-prefetch")
-    opener = threading.Thread(target=lambda: (reader.join(100), gate.set()))  # the reader ends although the worker is stuck
+    # the reader ends although the worker is stuck
+    opener = threading.Thread(target=lambda: (reader.join(100), gate.set()))
     opener.start()
     del node
     opener.join(100)
@@ -212,7 +236,8 @@ def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_that_drops_the_loader_touches_nothing_of_it(monkeypatch):
-    """A thread that held a lock when this process forked never releases it in the child. Seen to hang: finalizers that do not check their process."""
+    """A thread that held a lock when this process forked never releases it in the child. Seen to hang: finalizers that
+    do not check their process."""
     locks, made = [], threading.RLock
     monkeypatch.setattr(threading, "RLock", lambda: locks.append(made()) or locks[-1])
     batches = loader(Prefetcher, (2, "thread", None))

@@ -80,7 +80,8 @@ ORDERS = {
     "shard order with a window": lambda _: ordered(ShardOrder(COUNTS, 3, 4, seed=3)),
 }
 
-# Groups. The tokens of document i in epoch e are ``10_000 * e + 100 * i`` and on, and each has a random number beside it.
+# Groups. The tokens of document i in epoch e are ``10_000 * e + 100 * i`` and on, and each has a random number beside
+# it.
 
 LENGTHS = np.random.default_rng(4).lognormal(2, 0.8, 60).astype(np.int64) + 1
 DOCUMENTS = [{"tokens": 100 * index + np.arange(length)} for index, length in enumerate(LENGTHS)]
@@ -126,7 +127,9 @@ def bucketed(dataset=DOCUMENTS, **words):
 GROUPS = {
     "packs": lambda _: {**packed(Documents()), "transform": None},
     "packs, transformed": lambda _: packed(),
-    "packs of a mix": lambda _: packed(Mix({"a": DOCUMENTS, "b": DOCUMENTS}, {"a": 1, "b": 2}, epoch_size=50), [*LENGTHS, *LENGTHS]),
+    "packs of a mix": lambda _: packed(
+        Mix({"a": DOCUMENTS, "b": DOCUMENTS}, {"a": 1, "b": 2}, epoch_size=50), [*LENGTHS, *LENGTHS]
+    ),
     "packs, counted": lambda _: packed(count=True),
     "packs of shards": lambda _: packed(Shards(5, forward_in_shard, counts=SHARDED, lanes=2)),
     "buckets": lambda _: {**bucketed(Documents()), "transform": None},
@@ -194,22 +197,32 @@ SHARDS = {
     "tar": lambda folder: tar(folder / "*.tar", **ORDER),
     "tar, forward": lambda folder: tar(folder / "*.tar", counts=COUNTS, **ORDER),
     "tar.gz": lambda folder: tar(folder / "{0..5}.tar.gz", **ORDER),
-    "hf": lambda folder: hf(datasets.Dataset.from_dict({"value": list(range(22))}).to_iterable_dataset(num_shards=5), **ORDER),
+    "hf": lambda folder: hf(
+        datasets.Dataset.from_dict({"value": list(range(22))}).to_iterable_dataset(num_shards=5), **ORDER
+    ),
     "parquet": lambda folder: parquet(folder / "*.parquet", **ORDER),
     "parquet, files": lambda folder: parquet(folder / "*.parquet", unit="file", **ORDER),
     "arrow": lambda folder: arrow(folder / "*.arrow", **ORDER),
     "mds": lambda folder: mds(folder / "mds ", **ORDER),
     "mds.zstd": lambda folder: mds(folder / "mds zstd", **ORDER),
     "mix of shards": lambda folder: Mix(
-        {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")}, {"a": 1, "b": 1}, epoch_size=22
+        {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")},
+        {"a": 1, "b": 1},
+        epoch_size=22,
     ),
     "lance": lance_rows,
 }
-DATA = {**ORDERS, **GROUPS, **{name: lambda folder, make=make: {"dataset": make(folder)} for name, make in SHARDS.items()}}
+DATA = {
+    **ORDERS,
+    **GROUPS,
+    **{name: lambda folder, make=make: {"dataset": make(folder)} for name, make in SHARDS.items()},
+}
 
 
 def loader(folder, data, **words):
-    return Loader.from_dataset(**{"batch_size": 6, "shuffle": True, "seed": 5, "transform": drawn, **DATA[data](folder), **words})
+    return Loader.from_dataset(
+        **{"batch_size": 6, "shuffle": True, "seed": 5, "transform": drawn, **DATA[data](folder), **words}
+    )
 
 
 # The laws.
@@ -217,8 +230,8 @@ def loader(folder, data, **words):
 
 @pytest.mark.parametrize(("data", "workers"), engines(DATA))
 def test_each_resumes_everywhere(folder, data, workers):
-    """Seen red with a mix that counts its sources from the start of each epoch by what it has given so far, and with a reader that forgets what it
-    has passed over and then takes the next record."""
+    """Seen red with a mix that counts its sources from the start of each epoch by what it has given so far, and with a
+    reader that forgets what it has passed over and then takes the next record."""
     options = NAMED[workers]
     assert_resumes_everywhere(lambda: loader(folder, data, **options), steps=30 if "buckets" in data else 10)
 
@@ -237,11 +250,23 @@ def test_each_resumes_in_a_spawned_worker(folder, data):
         assert list(islice(batches_of(one), 2)) == expected[5:]
 
 
+def on_ranks(names, tails):
+    """Each of the names on one rank with one tail, by turns; what else is needed for every pair is for the soak."""
+    turns = [*product([0, 2], tails)]
+    often = [(name, *turns[k % 4]) for k, name in enumerate(names)]
+    return [
+        *often,
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in pairwise(names, [0, 2], tails) if case not in often),
+    ]
+
+
 @pytest.mark.parametrize(
     ("data", "rank", "tail"),
     [
-        *pairwise([*ORDERS, "indexed", "forward", "tar, forward", "parquet", "mix of shards", "lance"], [0, 2], ["pad", "drop"]),
-        *pairwise(GROUPS, [0, 2], ["drop", "exact"]),
+        *on_ranks(
+            [*ORDERS, "indexed", "forward", "tar, forward", "parquet", "mix of shards", "lance"], ["pad", "drop"]
+        ),
+        *on_ranks(GROUPS, ["drop", "exact"]),
     ],
 )
 def test_each_resumes_everywhere_on_a_rank(folder, data, rank, tail):
@@ -255,12 +280,32 @@ LINKS = [(1, 12, 2), (2, 6, 3), (4, 3, 2), (3, 4, 4), (1, 12, 1), (2, 6, 2)]
 @pytest.mark.parametrize(
     "data",
     [
-        *("mix", "mix in stages", "mix in runs", "shard order with a window", *(kind for kind in GROUPS if "packs" in kind)),
-        *("indexed", "forward", "jsonl.zst", "tar", "tar, forward", "parquet", "arrow", "hf", "mds", "mds.zstd", "mix of shards", "lance"),
+        *(
+            "mix",
+            "mix in stages",
+            "mix in runs",
+            "shard order with a window",
+            *(kind for kind in GROUPS if "packs" in kind),
+        ),
+        *(
+            "indexed",
+            "forward",
+            "jsonl.zst",
+            "tar",
+            "tar, forward",
+            "parquet",
+            "arrow",
+            "hf",
+            "mds",
+            "mds.zstd",
+            "mix of shards",
+            "lance",
+        ),
     ],
 )
 def test_any_ranks_read_one_sequence(folder, data):
-    """Global batches of 12, with their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""
+    """Global batches of 12, with their random numbers, over ends of epochs; each link goes on from what one of the
+    ranks before has saved."""
 
     def build(**words):
         return loader(folder, data, tail="drop", drop_last=True, **words)
@@ -284,7 +329,10 @@ def test_any_ranks_read_one_sequence_of_buckets(folder, data):
 
 @pytest.mark.parametrize(
     ("data", "world_size"),
-    [*product(["packs", "buckets"], [1, 2, 3, 4]), *((kind, 3) for kind in GROUPS if "counted" in kind or "shards" in kind)],
+    [
+        *product(["packs", "buckets"], [1, 2, 3, 4]),
+        *((kind, 3) for kind in GROUPS if "counted" in kind or "shards" in kind),
+    ],
 )
 def test_every_document_comes_once_in_an_epoch_on_any_number_of_ranks(folder, data, world_size):
     for epoch in range(2):
@@ -304,7 +352,11 @@ def test_each_has_a_small_state(folder, data):
         next(iter(one))
         state = one.state_dict()["penstock"]
     source = json.loads(state)["state"]["source"]
-    assert source.keys() == {"epoch", "block", "taken", "position"} if data in GROUPS else source == {"epoch": 0, "position": 6}
+    assert (
+        source.keys() == {"epoch", "block", "taken", "position"}
+        if data in GROUPS
+        else source == {"epoch": 0, "position": 6}
+    )
     assert len(state) < (450 if data in GROUPS else 350)
 
 
@@ -318,7 +370,9 @@ def test_a_state_is_small_with_a_million_shards():
         begin = time.thread_time()
         for _ in range(1000):
             one.state_dict()
-        assert time.thread_time() - begin < 1, "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
+        assert time.thread_time() - begin < 1, (
+            "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
+        )
 
 
 def test_a_state_of_other_lengths_is_refused(folder):
@@ -354,7 +408,8 @@ FROZEN = {
 
 @pytest.mark.parametrize("data", FROZEN)
 def test_what_each_loads_is_frozen(folder, data):
-    """A release that changes one of these changes every user's runs: never edit them. The last batch of epoch 1: of documents, the first and last token of a row."""
+    """A release that changes one of these changes every user's runs: never edit them. The last batch of epoch 1: of
+    documents, the first and last token of a row."""
     with loader(folder, data) as one:
         one.set_epoch(1)
         *_, batch = one

@@ -70,7 +70,9 @@ def sampler(**words: Any) -> Any:
 
 
 def batch_sampler(**more: Any) -> Any:
-    return Loader.from_dataset(dataset(more), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, drop_last=False), seed=3, **more)
+    return Loader.from_dataset(
+        dataset(more), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, drop_last=False), seed=3, **more
+    )
 
 
 def grouped(groups: Any, **words: Any) -> Any:
@@ -78,7 +80,9 @@ def grouped(groups: Any, **words: Any) -> Any:
 
 
 def mixed(**more: Any) -> Any:
-    return Loader.from_dataset(Mix({"a": dataset(more), "b": dataset(more)}, {"a": 1, "b": 2}), batch_size=5, shuffle=True, seed=3, **more)
+    return Loader.from_dataset(
+        Mix({"a": dataset(more), "b": dataset(more)}, {"a": 1, "b": 2}), batch_size=5, shuffle=True, seed=3, **more
+    )
 
 
 KINDS = {
@@ -118,8 +122,9 @@ def leaves(batch: Any) -> list[Any]:
     ),
 )
 def test_a_batch_is_loaded_again_bit_for_bit(kind: str, way: str) -> None:
-    """By this loader, between two batches, and by another one that has not started. Seen to fail: with the positions of the rank in place of those before sharding;
-    the indices of packs, once they were logged as JSON, taken for others."""
+    """By this loader, between two batches, and by another one that has not started. Seen to fail: with the positions of
+    the rank in place of those before sharding; the indices of packs, once they were logged as JSON, taken for
+    others."""
     with KINDS[kind](**WAYS[way]) as loader, KINDS[kind](**WAYS[way]) as fresh:
         seen: list[tuple[Address, list[Any]]] = []
         for _ in range(EPOCHS):
@@ -141,7 +146,8 @@ def test_a_batch_is_loaded_again_bit_for_bit(kind: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_moves(way: str) -> None:
-    """Seen to fail: a load of another epoch left a dataset's ``set_epoch`` there; the caller's generators had moved on."""
+    """Seen to fail: a load of another epoch left a dataset's ``set_epoch`` there; the caller's generators had moved
+    on."""
     build = KINDS["batches"]
     with build(**WAYS[way]) as quiet, build(**WAYS[way]) as loader:
         seed_globals(1, 0, 0)
@@ -266,13 +272,30 @@ def test_what_is_no_address_of_this_loader_is_refused() -> None:
         assert loader.load(Address(np.int64(0), np.int64(2))).shape == (7,)  # type: ignore[arg-type]
         assert loader.load(Address(0, np.arange(3))).shape == (3, 7)  # type: ignore[arg-type]
     with KINDS["packs"]() as packs:
-        refused(packs, Address(0, 0, indices=[[1, 0, 2]]), StateMismatch, "has other indices than this loader at that position")
+        refused(
+            packs,
+            Address(0, 0, indices=[[1, 0, 2]]),
+            StateMismatch,
+            "has other indices than this loader at that position",
+        )
     refused(loader, Address(0, 0), ClosedError, "closed")
     # The large ones: seen to fail with an OverflowError, much later.
     for epoch, position in ((-1, 0), (0, -1), (0, (1, -1)), (2**62, 0), (0, 2**63), (0, (1, 2**63))):
         with pytest.raises(ValueError, match="count from 0"):
             Address(epoch, position)
-    for damaged in (None, [], [0], [0, [1]], [0, [0, 0]], [-1, 0], [0, "x"], [0, [0, 2**40]], [0, -1], {"a": 1}, [0, True, 1]):
+    for damaged in (
+        None,
+        [],
+        [0],
+        [0, [1]],
+        [0, [0, 0]],
+        [-1, 0],
+        [0, "x"],
+        [0, [0, 2**40]],
+        [0, -1],
+        {"a": 1},
+        [0, True, 1],
+    ):
         with pytest.raises(StateError, match="not the JSON of an Address"):
             Address.from_json(damaged)
     with Loader(OwnNext(ParallelMapper(Cycler(Sampler(orders.SequentialOrder(N))), Fetch(Draws()), 0))) as own:

@@ -71,7 +71,10 @@ def test_shuffling_visits_everything_anew_each_epoch():
 def test_a_generators_seed_is_the_seed_and_nothing_is_drawn_from_it():
     generator = torch.Generator().manual_seed(42)
     before = generator.get_state()
-    with Loader.from_dataset(DATA, shuffle=True, generator=generator) as one, Loader.from_dataset(DATA, shuffle=True, seed=42) as other:
+    with (
+        Loader.from_dataset(DATA, shuffle=True, generator=generator) as one,
+        Loader.from_dataset(DATA, shuffle=True, seed=42) as other,
+    ):
         assert list(map(int, one)) == list(map(int, other))
     assert generator.get_state().equal(before)
 
@@ -93,7 +96,8 @@ def test_what_a_distributed_sampler_does_at_the_end_is_not_what_the_user_has_sai
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("nested", [None, BatchSampler, TheirBatchSampler])
 def test_a_distributed_sampler_is_taken_over(kind, shuffle, drop_last, nested):
-    """Rank by rank, over three epochs. Seen to fail without taken_over: every rank saw half of its half; torchdata's was refused."""
+    """Rank by rank, over three epochs. Seen to fail without taken_over: every rank saw half of its half; torchdata's
+    was refused."""
     for rank in range(2):
         sampler = kind(DATA, 2, rank, shuffle=shuffle, seed=3, drop_last=drop_last)
         options = {"batch_sampler": nested(sampler, 3, True)} if nested else {"sampler": sampler, "batch_size": 3}
@@ -145,7 +149,8 @@ class Repeated(DistributedSampler):
 
 
 def test_a_sampler_that_shards_for_one_rank_is_dealt_to_all():
-    """Seen to fail: it was refused, with the advice to pass exactly that. Each rank gets the share that it had before, epoch by epoch."""
+    """Seen to fail: it was refused, with the advice to pass exactly that. Each rank gets the share that it had before,
+    epoch by epoch."""
     for rank in range(2):
         share = Repeated(range(12), 2, rank)
         theirs = DataLoader(range(12), 2, sampler=share)
@@ -168,7 +173,12 @@ def rooms(loader) -> list[str]:
 def test_the_canonical_graph_has_no_node_that_does_nothing():
     assert rooms(Loader.from_dataset(DATA)) == ["Sampler", "Cycler", "Sharder", "Batcher", "ParallelMapper"]
     assert rooms(Loader.from_dataset(DATA, batch_size=None)) == ["Sampler", "Cycler", "Sharder", "ParallelMapper"]
-    assert rooms(Loader.from_dataset(DATA, batch_sampler=[[1]])) == ["SamplerWrapper", "Cycler", "Sharder", "ParallelMapper"]
+    assert rooms(Loader.from_dataset(DATA, batch_sampler=[[1]])) == [
+        "SamplerWrapper",
+        "Cycler",
+        "Sharder",
+        "ParallelMapper",
+    ]
     assert rooms(Loader.from_dataset(Stream())) == ["IterableSource", "Cycler", "Sharder", "Batcher", "ParallelMapper"]
 
 
@@ -184,9 +194,19 @@ class NoLength:
     ("dataset", "options", "error", "words"),
     [
         (NoLength(), {}, TypeError, "NoLength has no length.*__len__"),
-        (DATA, {"batch_sampler": [[1]], "batch_size": 4}, ValueError, "batch_sampler and batch_size=4.*exclude each other"),
+        (
+            DATA,
+            {"batch_sampler": [[1]], "batch_size": 4},
+            ValueError,
+            "batch_sampler and batch_size=4.*exclude each other",
+        ),
         (DATA, {"batch_sampler": [[1]], "drop_last": True}, ValueError, "exclude each other"),
-        (DATA, {"batch_sampler": [[1]], "shuffle": True}, ValueError, "shuffle=True and batch_sampler exclude each other"),
+        (
+            DATA,
+            {"batch_sampler": [[1]], "shuffle": True},
+            ValueError,
+            "shuffle=True and batch_sampler exclude each other",
+        ),
         (DATA, {"sampler": [1], "shuffle": True}, ValueError, "shuffle=True and sampler exclude"),
         (DATA, {"sampler": [1], "order": penstock.orders.SequentialOrder(3)}, ValueError, "sampler and order exclude"),
         (DATA, {"batch_size": None, "drop_last": True}, ValueError, "drop_last=True needs batches"),

@@ -1,4 +1,5 @@
-"""What `check_ranks` compares on each rank, asked of one alone: that it is what comes, and that asking changes nothing."""
+"""What `check_ranks` compares on each rank, asked of one alone: that it is what comes, and that asking changes
+nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def looked_at(loader: Loader) -> int | None:
 
 
 def walk(build, *, look: bool):
-    """The batches, with an epoch that is left early, a state that is loaded, and ends of epochs between them; and what was seen at each step."""
+    """The batches, with an epoch that is left early, a state that is loaded, and ends of epochs between them; and what
+    was seen at each step."""
     items, seen = [], []
 
     def step(item=None):
@@ -128,8 +130,13 @@ WAYS = {
 @pytest.mark.parametrize("way", [*WAYS, "a thread reads"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_looking_shows_what_comes_and_changes_nothing(name, way):
-    """At every step. Seen to fail: a sampler that remembers was asked for the same epoch twice; the thread that reads was not put back."""
-    build = (lambda: indices_of(SAMPLERS[name]())) if way == "a thread reads" else lambda: canonical(SAMPLERS[name](), **WAYS[way])
+    """At every step. Seen to fail: a sampler that remembers was asked for the same epoch twice; the thread that reads
+    was not put back."""
+    build = (
+        (lambda: indices_of(SAMPLERS[name]()))
+        if way == "a thread reads"
+        else lambda: canonical(SAMPLERS[name](), **WAYS[way])
+    )
     expected, _ = walk(build, look=False)
     items, seen = walk(build, look=True)
     assert items == expected
@@ -143,7 +150,8 @@ def indices_of(sampler):
 
 
 def whole_epochs(items, seen):
-    """Of each epoch that was read to its end: what was seen before that, and its indices. At its last batch, the next epoch was seen."""
+    """Of each epoch that was read to its end: what was seen before that, and its indices. At its last batch, the next
+    epoch was seen."""
     said, whole = [], []
     for item, one in zip(items, seen, strict=True):
         if item != END:
@@ -183,19 +191,27 @@ def test_of_a_sampler_that_is_updated_the_present_one_counts():
 
 
 def test_which_samples_a_subset_has_is_compared():
-    """On other ranks and in a saved state. Seen to fail: `random_split` without a generator gave each rank samples of its own, and each life."""
+    """On other ranks and in a saved state. Seen to fail: `random_split` without a generator gave each rank samples of
+    its own, and each life."""
 
     def build(seed, inside=lambda subset: subset):
         part, _ = random_split(range(100), [30, 70], torch.Generator().manual_seed(seed))
         return Loader.from_dataset(inside(part), batch_size=5)
 
-    for inside in (lambda subset: subset, lambda subset: ConcatDataset([range(3), subset]), by_a_tensor, partial(Resident)):
+    for inside in (
+        lambda subset: subset,
+        lambda subset: ConcatDataset([range(3), subset]),
+        by_a_tensor,
+        partial(Resident),
+    ):
         whats = [_fingerprint(build(seed, inside))["what"] for seed in (1, 1, 2)]
         assert whats[0] == whats[1]
         assert {name for name in whats[0] if whats[0][name] != whats[2][name]} == {"subset_indices"}
     state = build(1).state_dict()
     build(1).load_state_dict(state)
-    with pytest.raises(StateMismatch, match=r"subset_indices was '\w+' and is '\w+' \(checksums of the indices of the Subset\)\. Load"):
+    with pytest.raises(
+        StateMismatch, match=r"subset_indices was '\w+' and is '\w+' \(checksums of the indices of the Subset\)\. Load"
+    ):
         build(2).load_state_dict(state)
     without = json.loads(state["penstock"])
     del without["settings"]["subset_indices"]
@@ -213,11 +229,16 @@ def test_where_batches_begin_counts():
             return looked_at(loader)
 
     assert said([[0, 1], [2]]) == said([[0, 1], [2]]) != said([[0], [1, 2]])
-    assert said(BatchSampler(RandomSampler(range(N)), 4, True)) == said(BatchSampler(RandomSampler(range(N)), 4, True)) is not None
+    assert (
+        said(BatchSampler(RandomSampler(range(N)), 4, True))
+        == said(BatchSampler(RandomSampler(range(N)), 4, True))
+        is not None
+    )
 
 
 def test_nobody_reads_the_sampler_at_the_same_time():
-    """A thread is in the middle of the next epoch's plan, and another thread reads the graph. Seen to fail: both read one copy."""
+    """A thread is in the middle of the next epoch's plan, and another thread reads the graph. Seen to fail: both read
+    one copy."""
     (began, begin), (gate, key) = os.pipe(), os.pipe()
     read, write = os.read, os.write  # a sampler that names `os` counts as one that reads files
 

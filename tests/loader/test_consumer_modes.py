@@ -1,4 +1,5 @@
-"""What the training loop does around ``next`` does not reach the batches: they are the same in whatever mode, and wherever, they are loaded."""
+"""What the training loop does around ``next`` does not reach the batches: they are the same in whatever mode, and
+wherever, they are loaded."""
 
 from __future__ import annotations
 
@@ -67,9 +68,9 @@ def plain(batch):
 @every_way
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_batches_are_the_same_in_any_mode(dataset, way):
-    """The loader's workers are started in it too, so a fork inherits it. Seen to fail: without `neutral_modes` in `inline` and
-    `IterableSource` (inline), in `together` (the first batch of threads and processes), in `WorkerHandle.value` and in
-    `worker_main` (processes).
+    """The loader's workers are started in it too, so a fork inherits it. Seen to fail: without `neutral_modes` in
+    `inline` and `IterableSource` (inline), in `together` (the first batch of threads and processes), in
+    `WorkerHandle.value` and in `worker_main` (processes).
     """
     expected = [plain(batch) for batch in Loader.from_dataset(DATASETS[dataset](), batch_size=BATCH)]
     assert len(expected) == 2
@@ -81,7 +82,8 @@ def test_batches_are_the_same_in_any_mode(dataset, way):
 
 @every_way
 def test_a_batch_that_came_in_inference_mode_can_be_trained_on(way):
-    """Seen to fail: "Inference tensors cannot be saved for backward"; of threads, in the first batch, which the consumer puts together."""
+    """Seen to fail: "Inference tensors cannot be saved for backward"; of threads, in the first batch, which the
+    consumer puts together."""
     for make in (Samples, rows, Stream, lambda: Resident(rows())):
         weight = torch.zeros((), requires_grad=True)
         made = make()
@@ -97,7 +99,8 @@ def test_a_batch_that_came_in_inference_mode_can_be_trained_on(way):
 
 @every_way
 def test_user_code_runs_with_gradients_wherever_it_runs(way):
-    """Under the consumer's ``torch.no_grad`` too, as in a worker. Seen to fail: inline, and for the first batch of threads, it did not."""
+    """Under the consumer's ``torch.no_grad`` too, as in a worker. Seen to fail: inline, and for the first batch of
+    threads, it did not."""
     weight = torch.ones(2)
 
     def collate(samples):

@@ -18,9 +18,12 @@ from penstock.orders import SequentialOrder, TorchOrder
 from penstock.testing import Tagged
 
 
-@pytest.mark.parametrize("source", [lambda: Sampler(TorchOrder(200, 1)), lambda: SamplerWrapper(RandomSampler(range(200)))])
+@pytest.mark.parametrize(
+    "source", [lambda: Sampler(TorchOrder(200, 1)), lambda: SamplerWrapper(RandomSampler(range(200)))]
+)
 def test_jumps_under_a_reader_thread_over_a_planned_source(source):
-    """Seen to fail in half of all runs when an interrupt that came while nobody waited was kept for the next one who did."""
+    """Seen to fail in half of all runs when an interrupt that came while nobody waited was kept for the next one who
+    did."""
     for _ in range(10):
         with Loader(Prefetcher(ParallelMapper(Batcher(Cycler(source()), 10), Fetch(range(200)), 2))) as batches:
             for e in (0, 3, 5, 7):
@@ -43,16 +46,21 @@ class Slow(Tagged):
 @pytest.mark.parametrize("workers", [0, 1, 4])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_states_out_of_order_load_into_a_smaller_window_and_are_saved_again(workers, in_order):
-    """Seen to fail twice: 'delivered' of 0 was refused, and delivered items filled the window of a loader with fewer workers."""
+    """Seen to fail twice: 'delivered' of 0 was refused, and delivered items filled the window of a loader with fewer
+    workers."""
     Slow.gate = threading.Event()
-    with Loader.from_dataset(Slow(40), batch_size=1, num_workers=4, method="thread", in_order=False, prefetch_factor=5) as batches:
+    with Loader.from_dataset(
+        Slow(40), batch_size=1, num_workers=4, method="thread", in_order=False, prefetch_factor=5
+    ) as batches:
         first = [int(batch) for batch in islice(batches, 15)]
         state = batches.state_dict()
         Slow.gate.set()
     assert len(json.loads(state["penstock"])["state"]["delivered"]) == 15
     rest = []
     for _ in range(25):
-        with Loader.from_dataset(Slow(40), batch_size=1, num_workers=workers, method="thread", in_order=in_order) as batches:
+        with Loader.from_dataset(
+            Slow(40), batch_size=1, num_workers=workers, method="thread", in_order=in_order
+        ) as batches:
             batches.load_state_dict(state)
             rest += [int(batch) for batch in islice(batches, 1)]
             state = batches.state_dict()
@@ -105,8 +113,8 @@ def test_an_endless_loader_goes_on_behind_a_complete_state_either_way(restart, a
     ],
 )
 def test_a_forked_child_is_told_and_does_not_hang(build):
-    """Seen to hang when only worker processes knew whose they were. A loader that was not started may be used in a child. Seen to fail: with a fork
-    server that was the parent's, for which multiprocessing waits.
+    """Seen to hang when only worker processes knew whose they were. A loader that was not started may be used in a
+    child. Seen to fail: with a fork server that was the parent's, for which multiprocessing waits.
     """
     with build() as started, build() as fresh:
         iterator = iter(started)
@@ -154,7 +162,8 @@ def test_a_distributed_sampler_that_was_moved_begins_there():
 
 
 def test_a_signal_that_closes_a_loader_in_the_middle_of_next_is_told_so():
-    """Its handler may run wherever the main thread is. Seen to fail: a GraphError of a StopIteration, which the graph gives once it is closed."""
+    """Its handler may run wherever the main thread is. Seen to fail: a GraphError of a StopIteration, which the graph
+    gives once it is closed."""
 
     class Signalled(penstock.nodes.Node):
         def next(self):

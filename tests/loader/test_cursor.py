@@ -1,4 +1,5 @@
-"""Where a loader's next iterator starts, whatever a trainer calls before it and in whatever order: a state machine against a list of epochs."""
+"""Where a loader's next iterator starts, whatever a trainer calls before it and in whatever order: a state machine
+against a list of epochs."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ class WithLength(Stream):
 
 def updated() -> Any:
     sampler = DistributedSampler(range(5), num_replicas=1, rank=0)
-    return torchdata.nodes.Batcher(torchdata.nodes.SamplerWrapper(sampler, epoch_updater=lambda epoch: 2 * epoch + 3), 2, drop_last=False)
+    return torchdata.nodes.Batcher(
+        torchdata.nodes.SamplerWrapper(sampler, epoch_updater=lambda epoch: 2 * epoch + 3), 2, drop_last=False
+    )
 
 
 def batches(sampler: Callable[[], Any], **more: Any) -> Callable[..., Loader[Any]]:
@@ -144,12 +147,16 @@ def straight(build: Callable[..., Loader[Any]]) -> tuple[list[list[Any]], dict[t
 
 
 class Bare:
-    """The rules alone: an `EpochCursor` over a graph that is a list of epochs, moved as `GraphReader` and `EpochIterator` move it.
+    """The rules alone: an `EpochCursor` over a graph that is a list of epochs, moved as `GraphReader` and
+    `EpochIterator` move it.
 
-    The start of an epoch depends on the run, as in a stream that goes on where it was left: its ``seed`` is that of the state before.
+    The start of an epoch depends on the run, as in a stream that goes on where it was left: its ``seed`` is that of the
+    state before.
     """
 
-    def __init__(self, epochs: list[list[Any]], *, sized: bool = True, restart: bool | None = None, infinite: bool = False) -> None:
+    def __init__(
+        self, epochs: list[list[Any]], *, sized: bool = True, restart: bool | None = None, infinite: bool = False
+    ) -> None:
         self.epochs, self.is_sized = epochs, sized
         self.cursor = EpochCursor(self, infinite=infinite, restart=restart)
         self.sampler = EpochView(self.cursor)
@@ -252,16 +259,21 @@ def at(epoch: int, position: int = 0, seed: int = 0) -> Any:
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """At each step the numbers and the state are compared. The model is where the loader stands (an epoch and a position; behind the last item: at
-    the epoch's end, which nobody has seen yet) and what was asked of it since.
+    """At each step the numbers and the state are compared. The model is where the loader stands (an epoch and a
+    position; behind the last item: at the epoch's end, which nobody has seen yet) and what was asked of it since.
 
-    Seen to fail: an `end_epoch` that is not idempotent; an end kept unseen whatever ``restart_on_stop_iteration`` says; the sampler's view refused
-    like a request; an epoch that was asked for, or a loaded state, with the order of another one.
+    Seen to fail: an `end_epoch` that is not idempotent; an end kept unseen whatever ``restart_on_stop_iteration`` says;
+    the sampler's view refused like a request; an epoch that was asked for, or a loaded state, with the order of another
+    one.
     """
 
     sized, unsized = SIZED, UNSIZED
 
-    @initialize(number=st.integers(0, 99), restart=st.sampled_from([None, True, False]), infinite=st.sampled_from([False, False, True]))
+    @initialize(
+        number=st.integers(0, 99),
+        restart=st.sampled_from([None, True, False]),
+        infinite=st.sampled_from([False, False, True]),
+    )
     def begin(self, number: int, restart: bool | None, infinite: bool) -> None:
         kinds = self.sized | self.unsized
         kind = sorted(kinds)[number % len(kinds)]
@@ -310,7 +322,9 @@ class AgainstAList(RuleBasedStateMachine):
         target, iterator = self.target(), iter(self.loader)
         self.asked = None
         if target is None:
-            with pytest.raises(StateError, match=f"the loaded state is in epoch {self.here[0]}. Start your loop at loader.epoch"):
+            with pytest.raises(
+                StateError, match=f"the loaded state is in epoch {self.here[0]}. Start your loop at loader.epoch"
+            ):
                 next(iterator)
             self.iterator = None
             return
@@ -362,7 +376,8 @@ class AgainstAList(RuleBasedStateMachine):
                 next(self.iterator)
         self.loaded, self.iterator = True, None
         if self.restart is False and self.at[0] and not self.at[1]:
-            self.at = self.at[0] - 1, len(self.epochs[self.at[0] - 1])  # the end of the epoch before is to be seen again
+            # the end of the epoch before is to be seen again
+            self.at = self.at[0] - 1, len(self.epochs[self.at[0] - 1])
 
     @rule(number=st.integers(0, 99), items=st.integers(1, 4), ahead=st.none() | AHEAD, by_sampler=st.booleans())
     def resume(self, number: int, **words: Any) -> None:
@@ -394,7 +409,9 @@ class AgainstAList(RuleBasedStateMachine):
             (epoch, position), items = self.here, len(self.epochs[self.here[0]])
             told = self.loader.epoch, self.loader.position, self.loader.remaining, self.loader.is_last
             assert told == (epoch, position, items - position, position == items)
-            assert self.at not in self.states or self.is_end(self.at) or self.loader.state_dict() == self.states[self.at]
+            assert (
+                self.at not in self.states or self.is_end(self.at) or self.loader.state_dict() == self.states[self.at]
+            )
             assert self.infinite or len(self.loader) == items
 
     def teardown(self) -> None:
@@ -403,13 +420,16 @@ class AgainstAList(RuleBasedStateMachine):
 
 
 class OverLists(AgainstAList):
-    """Of the rules alone; also a first item that raises, and Ctrl-C in the middle of a ``next``. Neither moves anything."""
+    """Of the rules alone; also a first item that raises, and Ctrl-C in the middle of a ``next``. Neither moves
+    anything."""
 
     sized, unsized = {"a list": True}, {"a stream": False}
 
     def build(self, kind: Any) -> Any:
         self.epochs = [[[100 * epoch + k] for k in range(epoch % 3 + 1)] for epoch in range(40)]
-        self.states = {(epoch, position): at(epoch, position, seed=7) for epoch in range(2) for position in range(epoch + 2)}
+        self.states = {
+            (epoch, position): at(epoch, position, seed=7) for epoch in range(2) for position in range(epoch + 2)
+        }
         return Bare(self.epochs, sized=kind, restart=self.restart, infinite=self.infinite)
 
     def interrupt(self) -> None:
@@ -434,7 +454,11 @@ class OverLists(AgainstAList):
         assert not self.is_sized or cursor.remaining == len(self.epochs[epoch]) - position
         assert cursor.is_told == (self.loaded or self.asked is not None)
         assert cursor.is_requested == (self.asked is not None and not self.by_sampler)
-        before, here, behind = cursor.state["epoch"] - 1, [cursor.state], [self.loader.start_of(cursor.state["epoch"] + 1, cursor.state)]
+        before, here, behind = (
+            cursor.state["epoch"] - 1,
+            [cursor.state],
+            [self.loader.start_of(cursor.state["epoch"] + 1, cursor.state)],
+        )
         if not cursor._again:  # else an item is gone
             assert [graph] in {
                 GraphPosition.AWAY: ([graph],),
@@ -461,7 +485,8 @@ WALK: list[Callable[[OverLists, random.Random], None]] = [
 @pytest.mark.parametrize("restart", [None, True, False])
 @pytest.mark.parametrize("number", [0, 1], ids=["a list", "a stream"])
 def test_the_rules_alone(number: int, restart: bool | None, infinite: bool) -> None:
-    """The same without a graph, in walks by chance. Seen to fail: with each change of a number or a condition in `EpochCursor`."""
+    """The same without a graph, in walks by chance. Seen to fail: with each change of a number or a condition in
+    `EpochCursor`."""
     chance = random.Random(0)
     for _ in range(150):
         walk = OverLists()
@@ -506,8 +531,11 @@ def read(one: Bare, items: int) -> None:
         (False, lambda one: (read(one, 3), one.refresh()), None, Jump(at(1, 0, 7))),
     ],
 )
-def test_what_is_in_flight_is_dropped_only_if_it_must_be(restart: bool | None, done: Any, asked: int | None, move: Any) -> None:
-    """A jump drops it. Seen to fail: a jump instead of each of the other moves; an epoch that begins without the position before it."""
+def test_what_is_in_flight_is_dropped_only_if_it_must_be(
+    restart: bool | None, done: Any, asked: int | None, move: Any
+) -> None:
+    """A jump drops it. Seen to fail: a jump instead of each of the other moves; an epoch that begins without the
+    position before it."""
     one = Bare(EPOCHS, restart=restart)
     one.load_state_dict(at(0, 0, seed=7))
     done(one)
@@ -532,7 +560,9 @@ def test_what_is_in_flight_is_dropped_only_if_it_must_be(restart: bool | None, d
         ({"sized": False}, at(3, 1), 3, True, Jump(at(3, 1))),
     ],
 )
-def test_where_a_loaded_state_leads_if_an_epoch_is_asked_for(words: Any, loaded: Any, asked: Any, by_sampler: bool, move: Any) -> None:
+def test_where_a_loaded_state_leads_if_an_epoch_is_asked_for(
+    words: Any, loaded: Any, asked: Any, by_sampler: bool, move: Any
+) -> None:
     one = Bare(EPOCHS, **words)
     one.load_state_dict(loaded)
     one.cursor.request(asked, by_sampler=by_sampler)
@@ -592,7 +622,9 @@ class InAProcess(AgainstAList):
 
 def machine(kind: type[RuleBasedStateMachine], examples: int) -> Any:
     kind.TestCase.settings = settings(fuzzed(examples), stateful_step_count=15, phases=[Phase.generate, Phase.shrink])
-    ignored = pytest.mark.filterwarnings("ignore:(Stream|WithLength) has no state_dict", "ignore:Stays cannot be pickled")
+    ignored = pytest.mark.filterwarnings(
+        "ignore:(Stream|WithLength) has no state_dict", "ignore:Stays cannot be pickled"
+    )
     return pytest.mark.slow(ignored(kind.TestCase))
 
 

@@ -23,7 +23,8 @@ from penstock import Cached, GraphError, Loader, Mix, Packs, Shards, Stream
 from penstock.nodes import IterableSource
 from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
 
-PACKAGE = os.path.join(Path(penstock.__file__).parent, "")  # not its name alone: the folder of the project may have the same
+# not its name alone: the folder of the project may have the same
+PACKAGE = os.path.join(Path(penstock.__file__).parent, "")
 HOW = [{}, {"num_workers": 1, "method": "thread"}, {"num_workers": 1, "multiprocessing_context": "fork"}]
 by_how = pytest.mark.parametrize("how", HOW, ids=["inline", "thread", "process"])
 
@@ -60,19 +61,28 @@ def raised(loader):
     [
         (
             lambda i: torch.ones(2 + (i == 2)),
-            r"samples 0 and 2 of this batch differ: Tensor of shape \(2,\) and dtype torch.float32, and Tensor of shape \(3,\)",
+            (
+                r"samples 0 and 2 of this batch differ: Tensor of shape \(2,\) and dtype torch.float32, and Tensor of "
+                r"shape \(3,\)"
+            ),
         ),
         (
             lambda i: {"x": {"z": np.ones(1 + (i > 0))}},
             r"0 and 1 of this batch differ in field \['x'\]\['z'\]: ndarray of shape \(1,\) and dtype float64",
         ),
-        (lambda i: (i, [1] * (i + 1)), r"0 and 1 of this batch differ in field \[1\]: list of length 1, and list of length 2"),
+        (
+            lambda i: (i, [1] * (i + 1)),
+            r"0 and 1 of this batch differ in field \[1\]: list of length 1, and list of length 2",
+        ),
         (lambda i: Pair(torch.ones(i + 1), i), r"differ in field \['image'\]"),
         (
             lambda i: {"x": i} if i < 3 else {"y": i},
             r"samples 0 and 3 of this batch differ: dict with the keys \['x'\], and dict with the keys \['y'\]",
         ),
-        (lambda i: {"x": i, "name": None}, r"there is no collate rule for NoneType, which is field \['name'\] of these samples"),
+        (
+            lambda i: {"x": i, "name": None},
+            r"there is no collate rule for NoneType, which is field \['name'\] of these samples",
+        ),
         (lambda i: i if i < 2 else "two", r"samples 0 and 2 of this batch differ: int, and str"),
     ],
 )
@@ -103,7 +113,8 @@ def fails_at_2(index):
 
 @by_how
 def test_a_traceback_goes_from_the_users_line_to_the_users_line(how):
-    """Seen to fail: ten frames of this library between the two, inline, and each note twice from a worker process; in a folder called penstock."""
+    """Seen to fail: ten frames of this library between the two, inline, and each note twice from a worker process; in a
+    folder called penstock."""
     error = raised(Loader.from_dataset(Samples(fails_at_2), 4, **how))
     text = "".join(traceback.format_exception(error))
     assert PACKAGE not in text, text
@@ -128,7 +139,10 @@ def test_the_same_exception_again_has_each_note_once():
 
 
 def test_an_error_of_the_library_itself_keeps_its_frames():
-    with Loader.from_dataset(IterableSource(range(3)), rank=0, world_size=2) as loader, pytest.raises(GraphError) as caught:
+    with (
+        Loader.from_dataset(IterableSource(range(3)), rank=0, world_size=2) as loader,
+        pytest.raises(GraphError) as caught,
+    ):
         next(iter(loader))
     assert any(frame.filename.startswith(PACKAGE) for frame in traceback.extract_tb(caught.value.__traceback__))
 
@@ -153,13 +167,17 @@ def test_what_is_no_dataset_is_shown_the_way(dataset, error, said):
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, but Samples has 4 samples. Pass one weight for each sample"),
+        (
+            WeightedOrder([1, 1, 1], 9),
+            "WeightedOrder has 3 weights, but Samples has 4 samples. Pass one weight for each sample",
+        ),
         (WeightedOrder([1] * 5, 9), "WeightedOrder has 5 weights"),
         (ShuffledOrder(5), r"ShuffledOrder has 5 positions, but Samples has 4 samples. Build it with len\(dataset\)"),
     ],
 )
 def test_an_order_that_does_not_fit_the_dataset_is_refused(order, said):
-    """Seen to fail: too many weights were an IndexError in the middle of an epoch, too few left samples out in silence."""
+    """Seen to fail: too many weights were an IndexError in the middle of an epoch, too few left samples out in
+    silence."""
     with pytest.raises(ValueError, match=said):
         Loader.from_dataset(Samples(int), order=order)
 
@@ -177,7 +195,9 @@ def test_a_dataset_that_grew_or_shrank_is_told_before_the_next_epoch(n, shuffle)
     with Loader.from_dataset(samples, 2, shuffle) as batches:
         assert len(list(batches)) == 2
         samples.n = n
-        with pytest.raises(GraphError, match=f"Samples had 4 samples when this loader was built, and has {n} now.*Build a new loader"):
+        with pytest.raises(
+            GraphError, match=f"Samples had 4 samples when this loader was built, and has {n} now.*Build a new loader"
+        ):
             next(iter(batches))
 
 
@@ -211,7 +231,8 @@ NO_LENGTH = pytest.mark.parametrize("error", [NotImplementedError, ValueError, A
 @by_how
 @NO_LENGTH
 def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(how, error):
-    """As many base classes of datasets have it. Seen to fail: the state could not be taken; and any error but NotImplementedError stopped the loader.
+    """As many base classes of datasets have it. Seen to fail: the state could not be taken; and any error but
+    NotImplementedError stopped the loader.
 
     Fails, too, if the user's own error is lost where a length is needed.
     """
@@ -228,7 +249,9 @@ def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(ho
         lambda: Mix({"it": unsized}, {"it": 1}),
         lambda: Cached(unsized),
     ):
-        with pytest.raises(TypeError, match="Unsized has no length|Unsized.* cannot be read by index|Unsized does not qualify") as caught:
+        with pytest.raises(
+            TypeError, match="Unsized has no length|Unsized.* cannot be read by index|Unsized does not qualify"
+        ) as caught:
             needs()
         assert repr(caught.value.__cause__) == repr(error("is not known"))
 
@@ -236,7 +259,8 @@ def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(ho
 @NO_LENGTH
 @pytest.mark.parametrize("word", ["sampler", "batch_sampler", "stream"])
 def test_a_sampler_whose_length_raises_has_none(word, error):
-    """As PyTorch Geometric's DynamicBatchSampler raises ValueError. Fails if only some errors mean that, or len(loader) does not show the user's own."""
+    """As PyTorch Geometric's DynamicBatchSampler raises ValueError. Fails if only some errors mean that, or len(loader)
+    does not show the user's own."""
     drawn = Drawn([[3], [1, 2]] if word == "batch_sampler" else [3, 1], error)
     dataset, given = (IterableSource(drawn), {}) if word == "stream" else (range(4), {word: drawn})
     with Loader.from_dataset(dataset, **given) as batches:
@@ -271,7 +295,12 @@ class Undecided:
 def test_nothing_that_the_user_passes_is_asked_for_its_truth(how, batch_size):
     """Fails if a falsy ``collate_fn`` is replaced by the default, or another argument is tested for more than None."""
     collate, truth = Undecided(lambda samples: samples), Undecided(lambda sample: -sample)
-    given = {"sampler": Undecided(items=[1, 0]), "transform": truth, "on_error": truth, "worker_init_fn": Undecided(lambda worker: None)}
+    given = {
+        "sampler": Undecided(items=[1, 0]),
+        "transform": truth,
+        "on_error": truth,
+        "worker_init_fn": Undecided(lambda worker: None),
+    }
     with Loader.from_dataset(Undecided(items=[5, 6]), batch_size, collate_fn=collate, **given, **how) as batches:
         assert batches.collate_fn is collate
         assert list(batches) == ([[-6, -5]] if batch_size else [-6, -5])
@@ -285,7 +314,9 @@ class Broken:
         raise TypeError("a bug of mine")
 
 
-@pytest.mark.parametrize("given", [{"steps": [lambda records: Broken()], "epoch_size": 2, "bookmarks": False}, {"counts": [2]}])
+@pytest.mark.parametrize(
+    "given", [{"steps": [lambda records: Broken()], "epoch_size": 2, "bookmarks": False}, {"counts": [2]}]
+)
 def test_an_error_in_the_users_own_iter_is_the_cause_of_ours(given):
     """Fails if "this is not iterable" is all that is left of it."""
     with (
@@ -408,7 +439,9 @@ class Sized(IterableDataset):
         return iter(range(self.real))
 
 
-@pytest.mark.parametrize("words", [{}, {"drop_last": True}, {"rank": 1, "world_size": 3, "split": "items", "tail": "exact"}])
+@pytest.mark.parametrize(
+    "words", [{}, {"drop_last": True}, {"rank": 1, "world_size": 3, "split": "items", "tail": "exact"}]
+)
 def test_a_stream_with_a_length_has_one_in_batches(words):
     """Seen to fail: TypeError, where ``DataLoader`` has a length."""
     with Loader.from_dataset(Sized(10, 10), 4, **words) as loader:
@@ -497,11 +530,15 @@ def test_a_mapping_of_any_type_is_a_dict():
 
 
 def test_shards_are_any_iterable_but_a_set():
-    """Fails if an array or a generator of paths is taken for a number; or if a set is taken, whose order differs between processes."""
+    """Fails if an array or a generator of paths is taken for a number; or if a set is taken, whose order differs
+    between processes."""
     names = ["b", "a"]
     for given in (np.array(names), (name for name in names), dict.fromkeys(names).keys(), deque(names)):
         assert read(Shards(given, lambda name: [ord(name)], counts=[1, 1])) == [[98], [97]]
-    for refused in (lambda: Shards({*names}, ord, counts=[1, 1]), lambda: penstock.formats.jsonl({*names}, counts=[1, 1])):
+    for refused in (
+        lambda: Shards({*names}, ord, counts=[1, 1]),
+        lambda: penstock.formats.jsonl({*names}, counts=[1, 1]),
+    ):
         with pytest.raises(TypeError, match=r"a set, whose order differs between processes.*sorted"):
             refused()
     with pytest.raises(TypeError, match="b'b' is not a path"):

@@ -1,4 +1,5 @@
-"""What a loader and its parts say of themselves: ``repr``, the graph as a tree, as Mermaid and as HTML. None of it loads, starts or raises anything."""
+"""What a loader and its parts say of themselves: ``repr``, the graph as a tree, as Mermaid and as HTML. None of it
+loads, starts or raises anything."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def public() -> dict[str, Any]:
         "Fetch": Fetch(dataset),
         "Filter": penstock.Filter(square),
         "Grouper": penstock.nodes.Grouper(SequentialOrder(3), penstock.Packs([1, 2, 3], 4)),
-        "KeyGrouper": penstock.nodes.KeyGrouper(SequentialOrder(3), penstock.Buckets(keys="aab", batch_size={"a": 2, "b": 1})),
+        "KeyGrouper": penstock.nodes.KeyGrouper(
+            SequentialOrder(3), penstock.Buckets(keys="aab", batch_size={"a": 2, "b": 1})
+        ),
         "Indices": Indices(0, np.arange(10_000), np.arange(10_000)),
         "IterableSource": penstock.nodes.IterableSource(Stream()),
         "Ledger": penstock.Ledger(loader(infinite=True)),
@@ -125,7 +128,9 @@ def test_every_public_class_shows_itself_on_one_line() -> None:
         assert len(line) <= LONGEST, line
 
 
-@pytest.mark.parametrize("name", [name for name, one in public().items() if name not in ("Address", "EndOfEpoch", "Order")])
+@pytest.mark.parametrize(
+    "name", [name for name, one in public().items() if name not in ("Address", "EndOfEpoch", "Order")]
+)
 def test_an_object_that_was_never_built_shows_itself(name: str) -> None:
     """As a debugger shows it in the middle of ``__init__``. Seen to fail: `shown_details` without its ``except``."""
     kind = next(getattr(door, name) for door in (penstock, penstock.nodes, penstock.orders) if hasattr(door, name))
@@ -181,7 +186,9 @@ def test_a_signal_handler_in_the_middle_of_next_sees_the_batch_before() -> None:
         next(iter(one))
         shown = True
         next(iter(one))  # the next epoch
-    assert {text.splitlines()[0] for text in seen} == {"<penstock.Loader of Alarmed, no workers: epoch 0, batch 1 of 7>"}
+    assert {text.splitlines()[0] for text in seen} == {
+        "<penstock.Loader of Alarmed, no workers: epoch 0, batch 1 of 7>"
+    }
 
 
 def test_the_tree_shows_settings_and_items_of_an_epoch() -> None:
@@ -189,15 +196,30 @@ def test_the_tree_shows_settings_and_items_of_an_epoch() -> None:
     with loader(mix, rank=1, world_size=2) as one:
         assert str(one.graph).splitlines() == [
             "Loader of Mix, no workers: not started, 3 batches an epoch",
-            "└─ ParallelMapper(num_workers=0, in_order=True)                                                     3 batches an epoch",
+            (
+                "└─ ParallelMapper(num_workers=0, in_order=True)                                                     3 "
+                "batches an epoch"
+            ),
             "   ├─ dataset: Mix(sources=['a', 'b'], samples=50)",
             "   │  ├─ a: Subset(samples=20)",
             "   │  │  └─ of: Squares",
             "   │  └─ b: list(samples=30)",
-            "   └─ Batcher(batch_size=8, drop_last=False)                                                        3 batches an epoch",
-            "      └─ Sharder(rank=1, world_size=2, split='items', tail='pad')                                   24 samples an epoch",
-            "         └─ Cycler                                                                                  48 samples an epoch",
-            "            └─ Sampler(order=MixOrder(sources=['a', 'b'], stages=1, epoch_size=48, run=1, seed=0))  48 samples an epoch",
+            (
+                "   └─ Batcher(batch_size=8, drop_last=False)                                                        3 "
+                "batches an epoch"
+            ),
+            (
+                "      └─ Sharder(rank=1, world_size=2, split='items', tail='pad')                                   "
+                "24 samples an epoch"
+            ),
+            (
+                "         └─ Cycler                                                                                  "
+                "48 samples an epoch"
+            ),
+            (
+                "            └─ Sampler(order=MixOrder(sources=['a', 'b'], stages=1, epoch_size=48, run=1, seed=0))  "
+                "48 samples an epoch"
+            ),
         ]
         assert repr(one.graph) == "<penstock graph: Sampler -> Cycler -> Sharder -> Batcher -> ParallelMapper>"
 

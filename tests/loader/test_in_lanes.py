@@ -1,4 +1,5 @@
-"""Loader.from_dataset(dataset, lanes=L) is DataLoader(dataset, num_workers=L), batch for batch and epoch after epoch, with any workers, and resumes anywhere."""
+"""Loader.from_dataset(dataset, lanes=L) is DataLoader(dataset, num_workers=L), batch for batch and epoch after epoch,
+with any workers, and resumes anywhere."""
 
 from __future__ import annotations
 
@@ -47,12 +48,14 @@ AROUND = [(4, 97), (4, 98), (4, 99), (7, 70), (1, 64), (128, 65)]
 
 def own(lengths, kind=Split, **words):
     return Loader.from_dataset(
-        kind(lengths), **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words}
+        kind(lengths),
+        **{"lanes": LANES, "collate_fn": list if words.get("batch_size", 1) else tuple, "seed": 3, **words},
     )
 
 
 def expected(lengths, epoch, batch_size, drop_last=False):
-    """The batches of an epoch by the rule alone: the workers yield batches in turn, and one that has ended is left out."""
+    """The batches of an epoch by the rule alone: the workers yield batches in turn, and one that has ended is left
+    out."""
     size, dealt = batch_size or 1, []
     for worker in range(LANES):
         items = share(lengths, LANES, worker, epoch)
@@ -82,10 +85,14 @@ def test_a_draw_in_the_middle_of_a_batch_that_is_watched_as_a_whole(size, quiet,
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(("shares", "batches"), mostly_soak(product(SHARES, BATCHES), zip(SHARES, [*BATCHES, "4"], strict=True)))
+@pytest.mark.parametrize(
+    ("shares", "batches"), mostly_soak(product(SHARES, BATCHES), zip(SHARES, [*BATCHES, "4"], strict=True))
+)
 def test_the_rule_is_that_of_a_data_loader(shares, batches):
     data = Split(SHARES[shares])
-    theirs = DataLoader(data, num_workers=LANES, collate_fn=list if BATCHES[batches]["batch_size"] else tuple, **BATCHES[batches])
+    theirs = DataLoader(
+        data, num_workers=LANES, collate_fn=list if BATCHES[batches]["batch_size"] else tuple, **BATCHES[batches]
+    )
     for epoch in (0, 2):
         data.set_epoch(epoch)
         assert list(theirs) == expected(SHARES[shares], epoch, **BATCHES[batches])
@@ -95,7 +102,10 @@ def test_the_rule_is_that_of_a_data_loader(shares, batches):
     ("shares", "batches", "workers"),
     mostly_soak(
         product(SHARES, BATCHES, [0, 1, 2, 3]),
-        [*product(SHARES, BATCHES, [0]), *zip(SHARES, ["4", "1", "None", "4, drop_last", "4"], [1, 2, 3, 1, 2], strict=True)],
+        [
+            *product(SHARES, BATCHES, [0]),
+            *zip(SHARES, ["4", "1", "None", "4, drop_last", "4"], [1, 2, 3, 1, 2], strict=True),
+        ],
     ),
 )
 def test_batch_for_batch_in_several_epochs(shares, batches, workers):
@@ -235,7 +245,8 @@ class Fails(Split):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_is_raised_once_and_is_no_end(tmp_path, workers):
-    """Seen to fail: the batches of that worker behind the error were refused, even after a state from before it had been loaded."""
+    """Seen to fail: the batches of that worker behind the error were refused, even after a state from before it had
+    been loaded."""
     failing = tmp_path / "failing"
     failing.touch()
     whole = expected(SHARES["unequal"], 0, 2)
@@ -260,7 +271,8 @@ def test_an_error_is_raised_once_and_is_no_end(tmp_path, workers):
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_any_shares_left_and_resumed_anywhere(data):
-    """In lives that each go on from the state of the one before. Seen to fail with ends of an epoch that are kept for the next one."""
+    """In lives that each go on from the state of the one before. Seen to fail with ends of an epoch that are kept for
+    the next one."""
     lengths = data.draw(st.lists(st.integers(0, 7), max_size=8), label="lengths")
     words = {"batch_size": data.draw(st.sampled_from([None, 1, 2, 3]), label="batch_size")}
     words["drop_last"] = words["batch_size"] is not None and data.draw(st.booleans(), label="drop_last")

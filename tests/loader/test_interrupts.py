@@ -1,7 +1,8 @@
-"""Ctrl-C, or a signal's handler that raises, in the middle of `next`: the state counts what `next` returned and nothing else, and the loop may go on.
+"""Ctrl-C, or a signal's handler that raises, in the middle of `next`: the state counts what `next` returned and nothing
+else, and the loop may go on.
 
-The interrupt is raised at each line of the library that one `next` runs, one after another. Where several loaders run a line, one of them is struck at it.
-On every change it is one line in a few of them; in the soak, every line.
+The interrupt is raised at each line of the library that one `next` runs, one after another. Where several loaders run a
+line, one of them is struck at it. On every change it is one line in a few of them; in the soak, every line.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Numbers(IterableDataset):
 
 BUILDS: dict[str, Callable[[], Loader[Any]]] = {
     "inline": lambda: Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=1),
-    "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=2, method="thread"),
+    "threads": lambda: Loader.from_dataset(
+        Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=2, method="thread"
+    ),
     "a stream": lambda: Loader.from_dataset(Numbers(), batch_size=B),
     "a stream, threads": lambda: Loader.from_dataset(Numbers(), batch_size=B, num_workers=2, method="thread"),
     "a stream with a state": lambda: Loader.from_dataset(Resumable(N), batch_size=B, num_workers=1, method="thread"),
@@ -53,7 +56,9 @@ BUILDS: dict[str, Callable[[], Loader[Any]]] = {
         Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=1, multiprocessing_context="fork", prefetch_factor=2
     ),
     "Mapper": lambda: Loader(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N)))),
-    "Prefetcher": lambda: Loader(Prefetcher(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N))))),
+    "Prefetcher": lambda: Loader(
+        Prefetcher(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N))))
+    ),
     "lanes": lambda: Loader.from_dataset(
         Stream(
             4,
@@ -89,10 +94,13 @@ def uninterrupted(name: str) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize(("before", "every"), [(1, 4), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(1, 1), (3, 1), (0, 1)])])
+@pytest.mark.parametrize(
+    ("before", "every"), [(1, 4), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(1, 1), (3, 1), (0, 1)])]
+)
 def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(before: int, every: int) -> None:
-    """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
-    comparison of its state with the graph's left out; `_pulling` left out (a stream's generator was dead, and its epoch ended early)."""
+    """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never
+    returned); the loader's comparison of its state with the graph's left out; `_pulling` left out (a stream's generator
+    was dead, and its epoch ended early)."""
     strikes, user = Strikes(), generators()
 
     def strike(name: str) -> bool:
@@ -103,7 +111,8 @@ def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(before: int, 
             _, stopped = strikes(lambda: next(batches), every)
             if not stopped:
                 return False
-            assert generators() == user or name == "Prefetcher", strikes.last  # there a thread of its own loads, and seeds
+            # there a thread of its own loads, and seeds
+            assert generators() == user or name == "Prefetcher", strikes.last
             assert loader.state_dict() == states[before], strikes.last
             state = loader.state_dict()
             got += [plain(batch) for batch in batches] + [plain(batch) for batch in loader]
@@ -121,7 +130,8 @@ def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(before: int, 
 
 @pytest.mark.slow
 def test_an_interrupt_of_the_first_next_leaves_a_usable_crew() -> None:
-    """At some lines; a Ctrl-C between two launches is one. Seen to fail: a stopped crew kept its closed sockets: "Bad file descriptor", forever."""
+    """At some lines; a Ctrl-C between two launches is one. Seen to fail: a stopped crew kept its closed sockets: "Bad
+    file descriptor", forever."""
     strikes, stopped = Strikes(), True
     while stopped:
         with BUILDS["processes"]() as loader:
@@ -136,7 +146,10 @@ ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many 
     "inline": (1, BUILDS["inline"]),
     "inline, drawing": (1, lambda: Loader.from_dataset(DrawsLate(), 2, num_workers=0)),
     "threads": (3, BUILDS["threads"]),
-    "processes": (4, lambda: Loader.from_dataset(Tagged(N), B, num_workers=1, method="process", multiprocessing_context="fork")),
+    "processes": (
+        4,
+        lambda: Loader.from_dataset(Tagged(N), B, num_workers=1, method="process", multiprocessing_context="fork"),
+    ),
     "a stream": (3, BUILDS["a stream"]),
     "a stream, threads": (3, BUILDS["a stream, threads"]),
     "Mapper": (3, BUILDS["Mapper"]),
@@ -149,9 +162,9 @@ ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many 
 def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(times: int) -> None:
     """And no batch is lost.
 
-    Seen to fail: a batch counted as delivered by the loader, a line before it was; from a worker's answer it came as a `SampleError`; from a source that
-    threads read ahead as a `SourceError`, at the next epoch; from another source the next call raised a `SourceError`; in a batch that was the first to
-    draw, and in the collating, it was swallowed.
+    Seen to fail: a batch counted as delivered by the loader, a line before it was; from a worker's answer it came as a
+    `SampleError`; from a source that threads read ahead as a `SourceError`, at the next epoch; from another source the
+    next call raised a `SourceError`; in a batch that was the first to draw, and in the collating, it was swallowed.
     """
     whole = {}
     for name, (_, build) in ALARMED.items():
@@ -181,7 +194,8 @@ def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(times: int
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_handler_that_exits_in_the_middle_of_a_sample_exits(before: int) -> None:
-    """As ``signal.signal(SIGTERM, lambda *_: sys.exit(0))`` is to. Seen to fail: inline it came as a `SampleError`, and the program went on."""
+    """As ``signal.signal(SIGTERM, lambda *_: sys.exit(0))`` is to. Seen to fail: inline it came as a `SampleError`, and
+    the program went on."""
 
     class Ends(Tagged):
         told = False
@@ -212,9 +226,14 @@ class DrawsLate:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("handler", "every"), mostly_soak([(stop, 4), (alarm, 3), (stop, 1), (alarm, 1)], [(stop, 4), (alarm, 3)]))
-def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handler: Callable[[], None], every: int) -> None:
-    """Seen to fail: what had been drawn unseeded stayed drawn; with an exception that is an error of the batch, what was half put back."""
+@pytest.mark.parametrize(
+    ("handler", "every"), mostly_soak([(stop, 4), (alarm, 3), (stop, 1), (alarm, 1)], [(stop, 4), (alarm, 3)])
+)
+def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(
+    handler: Callable[[], None], every: int
+) -> None:
+    """Seen to fail: what had been drawn unseeded stayed drawn; with an exception that is an error of the batch, what
+    was half put back."""
     strikes, stopped = Strikes(handler), True
     np.random.seed(1)  # so that NumPy keeps no deviate, with which nothing is watched
     user = generators()
@@ -240,7 +259,8 @@ class Fails(Tagged):
 
 HOW: dict[str, dict[str, Any]] = {"inline": {}, "thread": {"num_workers": 1, "method": "thread"}}
 inline_and_in_a_thread = pytest.mark.parametrize(
-    ("how", "every"), mostly_soak([("inline", 2), ("thread", 3), ("inline", 1), ("thread", 1)], [("inline", 2), ("thread", 3)])
+    ("how", "every"),
+    mostly_soak([("inline", 2), ("thread", 3), ("inline", 1), ("thread", 1)], [("inline", 2), ("thread", 3)]),
 )
 
 
@@ -252,7 +272,13 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: str, 
     Seen to fail: the batch that failed counted as delivered, and nobody had seen its error.
     """
     strikes = Strikes(
-        passed=("if inside:", "runs.unfinished = None", "except BaseException:", "if inside and noted is not None and not own:", "raise")
+        passed=(
+            "if inside:",
+            "runs.unfinished = None",
+            "except BaseException:",
+            "if inside and noted is not None and not own:",
+            "raise",
+        )
     )
     while True:
         with penstock.Loader.from_dataset(Fails(24), 4, **HOW[how]) as loader:
@@ -265,7 +291,9 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: str, 
             assert (interrupted, stopped) == (None, True)
             with pytest.raises(OSError, match="no such sample"):
                 next(batches)
-            assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22, 23]], strikes.last
+            assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22, 23]], (
+                strikes.last
+            )
     assert len(strikes.at) > 20
 
 
@@ -275,13 +303,22 @@ def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget
     """Seen to fail: counted each time it came, and more samples had failed than there are bad ones."""
     strikes, struck = Strikes(), True
     while struck:
-        with Loader.from_dataset(Fails(24), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **HOW[how]) as loader:
+        with Loader.from_dataset(
+            Fails(24), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **HOW[how]
+        ) as loader:
             batches = iter(loader)
             got = [next(batches).tolist() for _ in range(2)]
             batch, struck = strikes(lambda batches=batches: next(batches), every)
-            got += [batch.tolist() for batch in ([] if batch is None else [batch])] + [batch.tolist() for batch in batches]
+            got += [batch.tolist() for batch in ([] if batch is None else [batch])] + [
+                batch.tolist() for batch in batches
+            ]
             (counts,) = [node.failures for node in loader.statistics().nodes if node.failures is not None]
-        assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 10, 11], *(list(range(first, first + 4)) for first in (12, 16, 20))]
+        assert got == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 10, 11],
+            *(list(range(first, first + 4)) for first in (12, 16, 20)),
+        ]
         assert (counts.samples, counts.failed, counts.skipped) == (24, 1, 1), strikes.last
     assert len(strikes.at) > 20
 
@@ -293,7 +330,8 @@ def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget
     ("name", "where", "method"), pairwise(["inline", "threads", "a stream"], ["before", "behind"], ["restore", "lost"])
 )
 def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name, where, method, every, monkeypatch):
-    """Seen to fail: without the mending at the start of `next`, the batch that was never returned did not come again."""
+    """Seen to fail: without the mending at the start of `next`, the batch that was never returned did not come
+    again."""
     really = getattr(EpochCursor, method)
     mending = []
 
@@ -326,7 +364,8 @@ CLOSED = ["inline", "threads", "Mapper"]
 
 @pytest.mark.slow
 def test_a_handler_that_closes_in_the_middle_of_next_leaves_a_state_that_counts_what_was_returned() -> None:
-    """As a program does that saves and ends on SIGTERM. Seen to fail: a batch was returned and not counted, or another one returned in its place."""
+    """As a program does that saves and ends on SIGTERM. Seen to fail: a batch was returned and not counted, or another
+    one returned in its place."""
     strikes = Strikes()
 
     def strike(name: str) -> bool:
@@ -349,7 +388,8 @@ def test_a_handler_that_closes_in_the_middle_of_next_leaves_a_state_that_counts_
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_user_code_that_closes_the_loader_gets_no_batch(workers: int) -> None:
-    """Seen to fail: inline, the batch was returned and not counted; or returned, and counted, by a loader that was closed."""
+    """Seen to fail: inline, the batch was returned and not counted; or returned, and counted, by a loader that was
+    closed."""
 
     class Closes(Tagged):
         def __getitem__(self, index: int) -> int:
@@ -386,7 +426,8 @@ class Gated(Tagged):
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_state_that_another_thread_asks_for_in_a_next_is_of_before_or_after_it(begun: bool, ends: bool) -> None:
-    """That thread stops at one line of `state_dict` after another, until ``next`` has begun, or ended. Fails if it looks twice at what the two share."""
+    """That thread stops at one line of `state_dict` after another, until ``next`` has begun, or ended. Fails if it
+    looks twice at what the two share."""
     with Loader.from_dataset(Tagged(4)) as whole:
         states = [whole.state_dict(), *(whole.state_dict() for _ in whole)]
     struck, strikes = True, Strikes(lambda: meanwhile())
@@ -424,14 +465,20 @@ def test_a_state_that_another_thread_asks_for_in_a_next_is_of_before_or_after_it
 
 
 def waits(thread: threading.Thread) -> bool:
-    """For a bell that nobody has rung yet, so that it must be told to end. (Whether it has rung shows only once the thread had its turn.)"""
-    return all(sys._current_frames()[thread.ident or 0].f_code.co_name == "wait" for _ in range(100) if time.sleep(0) is None)
+    """For a bell that nobody has rung yet, so that it must be told to end. (Whether it has rung shows only once the
+    thread had its turn.)"""
+    return all(
+        sys._current_frames()[thread.ident or 0].f_code.co_name == "wait" for _ in range(100) if time.sleep(0) is None
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("then", "every"), mostly_soak(product(["close", "drop"], [3, 1]), [("drop", 3)]))
-def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(then: str, every: int) -> None:
-    """Seen to fail: the loader counted as closed before anything had ended, so workers, their zygote, descriptors and readers stayed for good."""
+def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(
+    then: str, every: int
+) -> None:
+    """Seen to fail: the loader counted as closed before anything had ended, so workers, their zygote, descriptors and
+    readers stayed for good."""
     strikes = Strikes()
 
     def strike(name: str) -> bool:
@@ -439,7 +486,9 @@ def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_t
             loader = BUILDS[name]()
             batches = iter(loader)
             next(batches)
-            while name == "Prefetcher" and not all(waits(thread) for thread in threading.enumerate() if thread.name.startswith("penstock")):
+            while name == "Prefetcher" and not all(
+                waits(thread) for thread in threading.enumerate() if thread.name.startswith("penstock")
+            ):
                 pass
             _, stopped = strikes(loader.close, (2 if name == "processes" else 1) * every)
             if then == "close":
@@ -454,8 +503,8 @@ def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_t
 
 @pytest.mark.soak
 def test_an_interrupt_at_any_line_of_refresh_loses_nothing() -> None:
-    """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in silence; old workers left, and no new
-    ones to give the next batch to."""
+    """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in
+    silence; old workers left, and no new ones to give the next batch to."""
     strikes = Strikes()
 
     def strike(name: str) -> bool:
@@ -474,7 +523,8 @@ def test_an_interrupt_at_any_line_of_refresh_loses_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 def test_an_interrupt_at_any_line_of_a_jump_loses_nothing(every: int) -> None:
-    """In mid-epoch a new loop begins the next. Seen to fail: a reader that left its source for that, interrupted, was taken for a failed source."""
+    """In mid-epoch a new loop begins the next. Seen to fail: a reader that left its source for that, interrupted, was
+    taken for a failed source."""
     strikes = Strikes()
 
     def strike(name: str) -> bool:

@@ -1,4 +1,5 @@
-"""Ctrl-C, or a handler that raises, at any line of what reads an IterableDataset in lanes: nothing is lost, nothing comes twice, and the process is as it was."""
+"""Ctrl-C, or a handler that raises, at any line of what reads an IterableDataset in lanes: nothing is lost, nothing
+comes twice, and the process is as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class OffByOne(Saved):
 
 
 def stream(data, lanes=2):
-    return lambda folder: Loader.from_dataset(Stream(data, lanes=lanes, epoch_size=9, bookmarks=folder), None, collate_fn=tuple)
+    return lambda folder: Loader.from_dataset(
+        Stream(data, lanes=lanes, epoch_size=9, bookmarks=folder), None, collate_fn=tuple
+    )
 
 
 def epochs(data, lanes=2):

@@ -1,4 +1,5 @@
-"""What lanes cannot read, or cannot read with other arguments, is refused or said once, with the values and the line to add."""
+"""What lanes cannot read, or cannot read with other arguments, is refused or said once, with the values and the line to
+add."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def same(item):
 
 
 def endless(data, lanes=2, size=24, **words):
-    return Loader.from_dataset(Stream(data, lanes=lanes, epoch_size=size), **{"batch_size": None, "collate_fn": same, **words})
+    return Loader.from_dataset(
+        Stream(data, lanes=lanes, epoch_size=size), **{"batch_size": None, "collate_fn": same, **words}
+    )
 
 
 def in_epochs(data, lanes=2, **words):
@@ -89,7 +92,10 @@ def test_one_that_does_not_split_itself(way, workers, kind):
     """Seen to fail without `LaneInfo.asked`."""
     with pytest.raises(
         GraphError,
-        match=rf"(?s){kind.__name__} never asks for the id of its worker .*lanes=2 would yield all.*islice\(items, info.id, None",
+        match=(
+            rf"(?s){kind.__name__} never asks for the id of its worker .*lanes=2 would yield all.*islice\(items, "
+            rf"info.id, None"
+        ),
     ) as raised:
         read(way(kind(), **fork(workers)))
     assert "or pass lanes=1" in str(raised.value)
@@ -130,7 +136,16 @@ def test_one_that_draws_and_does_not_split_itself_is_said(way, workers, kind, sa
 @pytest.mark.parametrize("workers", WORKERS)
 def test_equal_heads_are_said_once(way, workers, said):
     """Seen to fail with a warning in each process."""
-    assert len(read(way(Asks(), lanes=4, size=48, **fork(workers)) if way is endless else way(Asks(), lanes=4, **fork(workers)))) == 48
+    assert (
+        len(
+            read(
+                way(Asks(), lanes=4, size=48, **fork(workers))
+                if way is endless
+                else way(Asks(), lanes=4, **fork(workers))
+            )
+        )
+        == 48
+    )
     (line, *example) = said()
     assert "of Asks begin with the same items" in line
     assert len(example) == 2
@@ -141,7 +156,9 @@ def test_equal_heads_are_said_once(way, workers, said):
 def test_a_worker_without_items(workers, on_error):
     """Seen to fail: on_error="skip" left it out with a warning, and the records of others came twice in a pass."""
     data = Stream(Split([5, 5]), lanes=3, epoch_size=30, on_error=on_error)
-    with pytest.raises(GraphError, match=r"worker 2 of 3 of Split yields no item in pass 0.*lanes= of at most the number of its shards"):
+    with pytest.raises(
+        GraphError, match=r"worker 2 of 3 of Split yields no item in pass 0.*lanes= of at most the number of its shards"
+    ):
         read(Loader.from_dataset(data, None, collate_fn=same, **fork(workers)))
 
 
@@ -175,7 +192,10 @@ class Open(Split):
 )
 def test_one_that_cannot_be_copied(way, held):
     data = Open(held())
-    with pytest.raises(GraphError, match=r"Open cannot be copied .*Open files and connections, and make generators and locks, in __iter__"):
+    with pytest.raises(
+        GraphError,
+        match=r"Open cannot be copied .*Open files and connections, and make generators and locks, in __iter__",
+    ):
         read(way(data))
     if hasattr(data.held, "close"):
         data.held.close()
@@ -285,7 +305,11 @@ REFUSED = {
     "auto": ({"num_workers": "auto"}, ValueError, "num_workers='auto'.*Pass a number .num_workers=2."),
     "shuffle": ({"shuffle": True}, ValueError, "shuffle"),
     "sampler": ({"sampler": [0, 1]}, (TypeError, ValueError), "sampler"),
-    "batch_sampler": ({"batch_sampler": [[0, 1]], "batch_size": 1, "collate_fn": None}, (TypeError, ValueError), "sampler"),
+    "batch_sampler": (
+        {"batch_sampler": [[0, 1]], "batch_size": 1, "collate_fn": None},
+        (TypeError, ValueError),
+        "sampler",
+    ),
     "order": ({"order": penstock.orders.ShuffledOrder(24, 1)}, (TypeError, ValueError), "order"),
     "groups": ({"groups": penstock.Buckets([3] * 24, 12), "batch_size": 1}, (TypeError, ValueError), "groups"),
 }
@@ -296,7 +320,10 @@ OF_EPOCHS = {
     "ranks": (
         {"rank": 0, "world_size": 2},
         GraphError,
-        r"Split in its own epochs, which only one rank can do: 2 ranks.*penstock.Stream\(Split\(…\), lanes=…, epoch_size=…\)",
+        (
+            r"Split in its own epochs, which only one rank can do: 2 ranks.*penstock.Stream\(Split\(…\), lanes=…, "
+            r"epoch_size=…\)"
+        ),
     ),
     "lanes 0": ({"lanes": 0}, ValueError, "lanes=0"),
     "lanes -1": ({"lanes": -1}, ValueError, "lanes=-1"),
@@ -339,7 +366,9 @@ def test_what_a_stream_is_made_of():
             Loader.from_dataset(one, lanes=2)
     with pytest.raises(TypeError, match=r"most_lanes= is about shards that penstock opens, but Split opens its own"):
         Stream(Split(LENGTHS), lanes=2, epoch_size=8, most_lanes=3)
-    with pytest.raises(ValueError, match=r"bookmarks='x' keeps states of an IterableDataset that is read in lanes. Pass lanes="):
+    with pytest.raises(
+        ValueError, match=r"bookmarks='x' keeps states of an IterableDataset that is read in lanes. Pass lanes="
+    ):
         Loader.from_dataset(Split(LENGTHS), bookmarks="x")
 
 
@@ -409,7 +438,9 @@ class FailsOnce(Split):
 
 @pytest.mark.parametrize(
     ("workers", "at", "way"),
-    mostly_soak(product(WORKERS, [0, 2, 11], WAYS), [*product([0], [0, 2, 11], WAYS), (2, 0, endless), (2, 11, in_epochs)]),
+    mostly_soak(
+        product(WORKERS, [0, 2, 11], WAYS), [*product([0], [0, 2, 11], WAYS), (2, 0, endless), (2, 11, in_epochs)]
+    ),
 )
 def test_an_oserror_is_retried(way, at, workers, tmp_path, monkeypatch):
     """Seen to fail: one at the very beginning was raised, because worker 0 is begun for comparison first."""
@@ -459,7 +490,8 @@ class Grows(IterableDataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_loop_changes_is_read_after_a_refresh(workers, caplog):
-    """Without workers the change alone is said. Seen to fail: ``refresh`` had no effect without workers; nothing was said."""
+    """Without workers the change alone is said. Seen to fail: ``refresh`` had no effect without workers; nothing was
+    said."""
     data = Grows()
     with Loader.from_dataset(data, batch_size=None, lanes=2, num_workers=workers) as loader:
         assert sorted(loader) == [*range(8)]

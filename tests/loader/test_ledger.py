@@ -42,11 +42,19 @@ class Data(Dataset[Any]):
         return index, sample.epoch, sample.position, int(sample.rng.integers(2**60))
 
 
-WAYS: list[dict[str, Any]] = [{}, {}, {"num_workers": 1, "method": "thread"}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {},
+    {"num_workers": 1, "method": "thread"},
+    {"num_workers": 2, "method": "thread"},
+    {"num_workers": 2},
+]
 
 
 def build(n: int, **words: Any) -> Loader[Any]:
-    return Loader.from_dataset(Data(n), **{"batch_size": None, "shuffle": True, "seed": 5, "infinite": True, "collate_fn": tuple, **words})
+    return Loader.from_dataset(
+        Data(n), **{"batch_size": None, "shuffle": True, "seed": 5, "infinite": True, "collate_fn": tuple, **words}
+    )
 
 
 def sequence(n: int, many: int) -> list[Any]:
@@ -135,7 +143,11 @@ def live(seed: int) -> int:
             opened = [at.epoch * model.n + at.position for at in ledger.open]  # type: ignore[operator]
             assert sorted(opened) == sorted(model.open)
             assert sorted(
-                [*model.open, *model.settled, *(k for k in range(model.frontier) if k not in model.open and k not in model.settled)]
+                [
+                    *model.open,
+                    *model.settled,
+                    *(k for k in range(model.frontier) if k not in model.open and k not in model.settled),
+                ]
             ) == [*range(model.frontier)]
         return len(model.settled)
     finally:
@@ -205,10 +217,13 @@ def test_an_address_of_another_loader_settles_nothing_here() -> None:
         foreign, _ = next(wrong)
         assert foreign == at
         for settle in (ledger.done, ledger.drop, ledger.again):
-            with pytest.raises(ValueError, match=rf"is of another loader: the one open here has the indices {at.indices}\."):
+            with pytest.raises(
+                ValueError, match=rf"is of another loader: the one open here has the indices {at.indices}\."
+            ):
                 settle(foreign)
             with pytest.raises(ValueError, match="was not served by this ledger yet|settled or retired long ago"):
-                settle(Address(0, (1, 2)))  # of one with batches. Seen to fail: with a comparison of a tuple and a number
+                # of one with batches. Seen to fail: with a comparison of a tuple and a number
+                settle(Address(0, (1, 2)))
         state = ledger.state_dict()
         ledger.load_state_dict(state)
         next(ledger)  # its indices are known from now on
@@ -218,7 +233,8 @@ def test_an_address_of_another_loader_settles_nothing_here() -> None:
 
 
 def test_nobody_moves_the_loader_beside_its_ledger() -> None:
-    """Seen to fail: what a look at the first sample had taken was never served; after ``end_epoch`` the loop over the ledger ended, and an event loop hung."""
+    """Seen to fail: what a look at the first sample had taken was never served; after ``end_epoch`` the loop over the
+    ledger ended, and an event loop hung."""
     with build(9) as loader:
         before = iter(loader)
         taken = [next(before)]
@@ -226,7 +242,10 @@ def test_nobody_moves_the_loader_beside_its_ledger() -> None:
         with Ledger(loader) as ledger:
             for move in (lambda: iter(loader), loader.end_epoch, lambda: loader.load_state_dict(state)):
                 with pytest.raises(
-                    GraphError, match="read by its ledger, which would lose what moves it beside. Use the ledger, or close it first"
+                    GraphError,
+                    match=(
+                        "read by its ledger, which would lose what moves it beside. Use the ledger, or close it first"
+                    ),
                 ):
                     move()
             with pytest.raises(RuntimeError, match="this iterator has ended"):
@@ -245,7 +264,8 @@ def test_a_copy_of_a_loader_has_no_ledger() -> None:
 
 
 def test_what_is_open_is_saved_while_a_retired_one_is_passed() -> None:
-    """A state that is saved while ``next`` loads the sample after a retired one, and after that failed. Seen to fail: the last open one was missing."""
+    """A state that is saved while ``next`` loads the sample after a retired one, and after that failed. Seen to fail:
+    the last open one was missing."""
     state: Any = None
 
     class Saves(Data):
@@ -292,7 +312,10 @@ class Endless(IterableDataset[Any]):
 def test_what_cannot_have_a_ledger_is_refused() -> None:
     with build(9, infinite=False) as loader, pytest.raises(ValueError, match="infinite=True"):
         Ledger(loader)
-    with Loader.from_dataset(Endless(), infinite=True) as stream, pytest.raises(GraphError, match="Endless cannot be read by position"):
+    with (
+        Loader.from_dataset(Endless(), infinite=True) as stream,
+        pytest.raises(GraphError, match="Endless cannot be read by position"),
+    ):
         Ledger(stream)
     with build(9) as loader, Ledger(loader) as ledger:
         next(ledger)
@@ -330,7 +353,8 @@ def test_what_cannot_have_a_ledger_is_refused() -> None:
         lambda found: found["samples"].append([0, [1]]),
         lambda found: found.update(retired="?"),
         lambda found: found.update(retired=[0, -1]),
-        lambda found: found.update(retired=base64.b85encode(zlib.compress(bytes(2**28))).decode()),  # a quarter of a gigabyte
+        # a quarter of a gigabyte
+        lambda found: found.update(retired=base64.b85encode(zlib.compress(bytes(2**28))).decode()),
         lambda found: found["batches"].append([0]),
         lambda found: found["samples"].append([0, [2**63, 1]]),
         lambda found: found["samples"].append([2**63, [0, 1]]),
@@ -369,7 +393,9 @@ def test_batches_and_packs_settle_whole() -> None:
             ledger.load_state_dict(state)
             again = [next(ledger) for _ in range(5)]
             assert [at for at, _ in again] == [at for at, _ in items[:2] + items[3:]] + [later[0]]
-            assert [str(item) for _, item in again] == [str(item) for _, item in items[:2] + items[3:]] + [str(later[1])]
+            assert [str(item) for _, item in again] == [str(item) for _, item in items[:2] + items[3:]] + [
+                str(later[1])
+            ]
 
 
 def test_max_open_waits_and_says_what_is_oldest() -> None:
@@ -407,12 +433,16 @@ def test_a_closed_loader_ends_what_waits_for_it() -> None:
 
 
 def test_each_sample_goes_to_one_of_many_threads() -> None:
-    """Seen to fail: with one note for all threads of what is being returned; 7 of 40,000 samples went to two threads."""
+    """Seen to fail: with one note for all threads of what is being returned; 7 of 40,000 samples went to two
+    threads."""
     served: list[list[Any]] = [[] for _ in range(4)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with Loader.from_dataset(range(10**6), batch_size=None, infinite=True, collate_fn=int) as loader, Ledger(loader, 10**6) as ledger:
+        with (
+            Loader.from_dataset(range(10**6), batch_size=None, infinite=True, collate_fn=int) as loader,
+            Ledger(loader, 10**6) as ledger,
+        ):
 
             def take(own: list[Any]) -> None:
                 own.extend(next(ledger)[0].position for _ in range(2500))
@@ -511,7 +541,10 @@ def test_an_error_of_a_cancelled_call_is_that_of_the_next() -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
-        with Loader.from_dataset(Fails(9), batch_size=None, infinite=True) as loader, Ledger(loader, timeout=60) as ledger:
+        with (
+            Loader.from_dataset(Fails(9), batch_size=None, infinite=True) as loader,
+            Ledger(loader, timeout=60) as ledger,
+        ):
             await cancelled(ledger)
             gate.set()
             with pytest.raises(OSError, match="gone"):
@@ -526,7 +559,8 @@ def test_an_error_of_a_cancelled_call_is_that_of_the_next() -> None:
 
 
 def test_tasks_that_wait_together_share_what_comes() -> None:
-    """Three tasks iterate over one ledger, and each sample is one task's. Seen to fail: with the future of one call returned to all that wait for it."""
+    """Three tasks iterate over one ledger, and each sample is one task's. Seen to fail: with the future of one call
+    returned to all that wait for it."""
 
     async def take(ledger: Ledger[Any], served: list[Address]) -> None:
         async for at, _ in ledger:
@@ -547,7 +581,8 @@ def test_tasks_that_wait_together_share_what_comes() -> None:
 
 
 def test_what_one_event_loop_left_comes_in_the_next() -> None:
-    """Seen to fail: with a future of the first event loop, which raised in the second, and whose sample was not served."""
+    """Seen to fail: with a future of the first event loop, which raised in the second, and whose sample was not
+    served."""
 
     async def left(ledger: Ledger[Any]) -> None:
         task = asyncio.ensure_future(anext(ledger))
@@ -586,7 +621,7 @@ async def main():
 ledger = penstock.Ledger(penstock.Loader.from_dataset(range(9), batch_size=None, infinite=True), max_open=2, timeout=None)
 asyncio.run(main())
 print("end")
-"""
+"""  # noqa: E501
     )
     assert run_program(tmp_path / "program.py").split() == ["end"]
 
@@ -595,9 +630,11 @@ class Strike(Exception):
     pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a strike in somebody's callback of the garbage collector
+# a strike in somebody's callback of the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_in_next_takes_nothing() -> None:
-    """A timer strikes at moments by chance, saves a state, and raises. Seen to fail: with ``commit`` in place of the frontier as one value."""
+    """A timer strikes at moments by chance, saves a state, and raises. Seen to fail: with ``commit`` in place of the
+    frontier as one value."""
     rng = random.Random(3)
     states: list[Any] = []
 
@@ -625,7 +662,8 @@ def test_a_signal_in_next_takes_nothing() -> None:
                     ledger.done(at)
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert len(served) == len({*served})
-            assert [at.epoch * 40 + at.position for at in sorted(served)] == [*range(len(served))]  # type: ignore[operator]
+            numbers = [at.epoch * 40 + at.position for at in sorted(served)]  # type: ignore[operator]
+            assert numbers == [*range(len(served))]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -647,7 +685,8 @@ def resident() -> int:
 
 @pytest.mark.parametrize("taken", [20_000, pytest.param(10**6, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_a_state_is_small(taken: int) -> None:
-    """4,096 scattered open samples, and 100,000 retired ones of a million; and the process does not grow. Seen to fail: with each position written out.
+    """4,096 scattered open samples, and 100,000 retired ones of a million; and the process does not grow. Seen to fail:
+    with each position written out.
 
     Seen to fail with a million: with all settlements remembered, by 210 MB.
     """
@@ -714,7 +753,10 @@ def test_one_that_fails_when_it_is_served_again_can_be_dropped() -> None:
             return super().__getitem__(index)
 
     failing = -1
-    with Loader.from_dataset(Once(9), batch_size=None, infinite=True, collate_fn=tuple) as loader, Ledger(loader) as ledger:
+    with (
+        Loader.from_dataset(Once(9), batch_size=None, infinite=True, collate_fn=tuple) as loader,
+        Ledger(loader) as ledger,
+    ):
         ats = [next(ledger)[0] for _ in range(3)]
         ledger.again(*ats)
         failing = 1

@@ -17,7 +17,17 @@ from ways import every_way
 import penstock
 from penstock import Loader
 from penstock._loader.state_dict import differences
-from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Mapper, Node, ParallelMapper, Sampler, SamplerWrapper
+from penstock.nodes import (
+    Batcher,
+    Cycler,
+    EndOfEpoch,
+    IterableSource,
+    Mapper,
+    Node,
+    ParallelMapper,
+    Sampler,
+    SamplerWrapper,
+)
 from penstock.orders import SequentialOrder, ShuffledOrder
 from penstock.testing import Tagged
 
@@ -64,7 +74,15 @@ def test_each_pass_is_the_next_epoch():
 
 def test_nothing_starts_before_the_first_batch():
     with loader(num_workers=2, method="thread") as batches:
-        iter(batches), len(batches), batches.state_dict(), batches.epoch, batches.remaining, batches.position, batches.is_last
+        (
+            iter(batches),
+            len(batches),
+            batches.state_dict(),
+            batches.epoch,
+            batches.remaining,
+            batches.position,
+            batches.is_last,
+        )
         batches.set_epoch(3)
         batches.load_state_dict(batches.state_dict())
         assert batches.statistics().nodes[-1].workers.tasks == 0
@@ -114,8 +132,8 @@ def test_an_exhausted_iterator_stays_so():
 
 @pytest.mark.parametrize("told", [False, True])
 def test_set_epoch_in_a_loop_drops_nothing(told):
-    """Trainers stop after len() batches, without StopIteration; many say which epoch it is. Seen to fail: every epoch began with a jump, where
-    completeness was read off the mark only, and where set_epoch always jumped.
+    """Trainers stop after len() batches, without StopIteration; many say which epoch it is. Seen to fail: every epoch
+    began with a jump, where completeness was read off the mark only, and where set_epoch always jumped.
     """
     with loader(prefetch_next_epoch=not told) as batches:
         resets = counted_resets(batches)
@@ -170,7 +188,8 @@ def test_set_epoch_to_another_epoch_than_the_loaded_one_is_refused():
 
 @pytest.mark.filterwarnings("ignore:Countless has no state_dict")
 def test_set_epoch_yields_to_the_state_of_an_unsized_loader():
-    """Trainers count the epochs of an un-sized loader wrongly; what they ask for later is relative to that, unless they go by `loader.epoch`.
+    """Trainers count the epochs of an un-sized loader wrongly; what they ask for later is relative to that, unless they
+    go by `loader.epoch`.
 
     Seen to fail: without the offset; with it applied to every request, so that an old epoch came again.
     """
@@ -259,7 +278,9 @@ def test_commit_must_be_armed():
             with pytest.raises(ValueError, match=said):
                 batches.commit(wrong)
         next(iter(batches))
-        assert json.loads(batches.state_dict()["penstock"])["state"]["source"]["position"] == B, "a refused one arms nothing"
+        assert json.loads(batches.state_dict()["penstock"])["state"]["source"]["position"] == B, (
+            "a refused one arms nothing"
+        )
 
 
 def test_a_new_iterator_and_a_load_forget_what_was_not_committed():
@@ -286,13 +307,16 @@ def test_behind_the_last_batch(restart, end):
         if end == "next epoch":
             next(iter(batches))
         state = batches.state_dict()
-    expected = epoch(1, 1) if end == "next epoch" else epoch(1) if restart or (end != "unseen" and restart is None) else []
+    expected = (
+        epoch(1, 1) if end == "next epoch" else epoch(1) if restart or (end != "unseen" and restart is None) else []
+    )
     with resumed(state, restart_on_stop_iteration=restart) as again:
         assert values(again) == expected
 
 
 def test_a_loader_that_does_not_restart_keeps_the_end_unseen():
-    """``restart_on_stop_iteration=False``: Composer's way. Seen to fail: `mark` that stands behind the mark whatever was asked for."""
+    """``restart_on_stop_iteration=False``: Composer's way. Seen to fail: `mark` that stands behind the mark whatever
+    was asked for."""
     with loader(restart_on_stop_iteration=False) as batches:
         last = [batches.state_dict() for _ in batches][-1]
         assert batches.state_dict() == last
@@ -301,7 +325,8 @@ def test_a_loader_that_does_not_restart_keeps_the_end_unseen():
 
 
 def test_the_state_of_rank_0_in_the_last_round_gives_the_empty_remainder_on_every_rank():
-    """``tail="exact"``, five items for two ranks. Seen to fail: a finished epoch that went on with the next: loops over epochs 0, 1, 1."""
+    """``tail="exact"``, five items for two ranks. Seen to fail: a finished epoch that went on with the next: loops over
+    epochs 0, 1, 1."""
 
     def rank(number):
         return Loader.from_dataset(Tagged(5), batch_size=1, rank=number, world_size=2, tail="exact")
@@ -459,20 +484,25 @@ def test_other_settings_are_a_mismatch_with_both_values(other, words):
 
 DRAWS: dict[str, Callable[[int], Loader]] = {
     "in order": lambda seed: Loader.from_dataset(Tagged(N), B, seed=seed),
-    "DistributedSampler": lambda seed: Loader.from_dataset(Tagged(N), B, sampler=DistributedSampler(range(N), 1, 0, seed=3), seed=seed),
+    "DistributedSampler": lambda seed: Loader.from_dataset(
+        Tagged(N), B, sampler=DistributedSampler(range(N), 1, 0, seed=3), seed=seed
+    ),
     "order=": lambda seed: Loader.from_dataset(Tagged(N), B, order=ShuffledOrder(N, seed=3), seed=seed),
     "sampler": lambda seed: Loader(ParallelMapper(Cycler(SamplerWrapper(range(N), seed=seed)), str, 0, seed=seed)),
     "stream": lambda seed: Loader.from_dataset(Stream(), B, seed=seed),
     "stream without a mapper": lambda seed: Loader(IterableSource(Countless(), seed=seed)),
     "ParallelMapper": lambda seed: Loader(ParallelMapper(Cycler(Sampler(SequentialOrder(N))), str, 0, seed=seed)),
     "Mapper": lambda seed: Loader(Mapper(Cycler(Sampler(ShuffledOrder(N, seed=3))), str, seed=seed)),
-    "torchdata's node": lambda seed: Loader(torchdata.nodes.Batcher(Mapper(Sampler(SequentialOrder(N)), str, seed=seed), 2)),
+    "torchdata's node": lambda seed: Loader(
+        torchdata.nodes.Batcher(Mapper(Sampler(SequentialOrder(N)), str, seed=seed), 2)
+    ),
 }
 
 
 @pytest.mark.parametrize("build", DRAWS.values(), ids=DRAWS)
 def test_another_seed_of_the_samples_is_a_mismatch(build):
-    """Where the order has none, or its own. Seen to fail: the state loaded, and the rest of the epoch drew other numbers without a word."""
+    """Where the order has none, or its own. Seen to fail: the state loaded, and the rest of the epoch drew other
+    numbers without a word."""
     with build(1) as batches:
         next(iter(batches))
         state = batches.state_dict()
@@ -498,7 +528,8 @@ def test_ranks_that_split_themselves_may_have_a_seed_each():
 
 
 def test_a_mapper_may_be_added_and_removed(caplog):
-    """Without a word. Seen to fail: the seed of the stream taken for that of the samples; a line that the state was an older version's."""
+    """Without a word. Seen to fail: the seed of the stream taken for that of the samples; a line that the state was an
+    older version's."""
     bare = lambda: IterableSource(Countless(), seed=5)  # noqa: E731
     for one, other in ((bare, lambda: Mapper(bare(), str)), (lambda: Mapper(bare(), str), bare)):
         with Loader(one()) as batches:
@@ -520,7 +551,14 @@ def test_another_dataset_is_a_mismatch_unless_not_strict():
 
 
 @pytest.mark.parametrize(
-    "other", [{"num_workers": 2, "method": "thread"}, {"batch_size": 5}, {"prefetch_factor": 7}, {"in_order": False}, {"tail": "drop"}]
+    "other",
+    [
+        {"num_workers": 2, "method": "thread"},
+        {"batch_size": 5},
+        {"prefetch_factor": 7},
+        {"in_order": False},
+        {"tail": "drop"},
+    ],
 )
 def test_what_may_change_between_save_and_load(other):
     state = saved()
@@ -536,7 +574,8 @@ def test_what_may_change_between_save_and_load(other):
 @pytest.mark.parametrize("wrap", [lambda node: node, lambda node: Batcher(node, 2)], ids=["whole", "in part"])
 @pytest.mark.parametrize("delivered", [1, 5])
 def test_two_loaders_over_one_graph_do_not_take_each_others_items(wrap, delivered):
-    """In mid-epoch and at an epoch's end; whoever starts somewhere else may. Seen to fail: without the check in `_advance`, in `_pass_marker`, in `refresh`."""
+    """In mid-epoch and at an epoch's end; whoever starts somewhere else may. Seen to fail: without the check in
+    `_advance`, in `_pass_marker`, in `refresh`."""
     graph = Cycler(Sampler(SequentialOrder(5)))
     one, other = Loader(graph), Loader(wrap(graph))
     batches = iter(one)
@@ -576,7 +615,12 @@ def test_closed_loader_refuses_but_still_says_where_it_was():
     batches.close()
     batches.close()
     assert batches.state_dict() == state
-    for use in (lambda: next(iterator), lambda: next(iter(batches)), lambda: batches.load_state_dict(state), batches.end_epoch):
+    for use in (
+        lambda: next(iterator),
+        lambda: next(iter(batches)),
+        lambda: batches.load_state_dict(state),
+        batches.end_epoch,
+    ):
         with pytest.raises(penstock.ClosedError):
             use()
 
@@ -624,7 +668,8 @@ def test_a_first_batch_that_failed_is_tried_again_by_a_new_iterator():
 @pytest.mark.parametrize("asked", [None, 0, 1])
 @pytest.mark.parametrize("bad", [4, 7])
 def test_a_loaded_state_is_used_once_a_batch_came_whichever_failed(bad, asked, workers):
-    """Seen to fail: after a first batch that raised, the next loop went on in the old epoch, and ``set_epoch`` was refused."""
+    """Seen to fail: after a first batch that raised, the next loop went on in the old epoch, and ``set_epoch`` was
+    refused."""
     options = {"num_workers": workers, "method": "thread", "prefetch_next_epoch": False}
     with Loader.from_dataset(Broken(), B, **options) as batches:
         next(iter(batches))
@@ -648,7 +693,8 @@ def test_a_loaded_state_is_used_once_a_batch_came_whichever_failed(bad, asked, w
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:Short has a length of 3")
 def test_the_length_that_was_given_holds_until_the_epoch_ends(workers):
-    """A trainer counts by it. Seen to fail: once the plan was read, a number came for no length, and none for a wrong number."""
+    """A trainer counts by it. Seen to fail: once the plan was read, a number came for no length, and none for a wrong
+    number."""
 
     class Unsized:
         def __iter__(self):
@@ -718,6 +764,9 @@ class Mangler(Node):
 
 @pytest.mark.parametrize(("bad", "words"), [(Swallower, "lost it"), (Mangler, "lost or mangled")])
 def test_a_lost_or_mangled_mark_is_named(bad, words):
-    with Loader(bad(Batcher(Cycler(Sampler(SequentialOrder(N))), B))) as batches, pytest.raises(penstock.GraphError, match=words):
+    with (
+        Loader(bad(Batcher(Cycler(Sampler(SequentialOrder(N))), B))) as batches,
+        pytest.raises(penstock.GraphError, match=words),
+    ):
         for _ in range(2):
             list(batches)

@@ -1,4 +1,5 @@
-"""What must be said, and never passed over: a source that failed, a plan that is stale, two readers, two loaders in step."""
+"""What must be said, and never passed over: a source that failed, a plan that is stale, two readers, two loaders in
+step."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ N = 20
 
 
 class Disk(IterableDataset):
-    """The numbers below `N`, from where it is; where ``bad`` says so, reading one raises, and the next attempt to read it goes well."""
+    """The numbers below `N`, from where it is; where ``bad`` says so, reading one raises, and the next attempt to read
+    it goes well."""
 
     def __init__(self, *bad: int) -> None:
         self.bad, self.at = set(bad), 0
@@ -48,7 +50,8 @@ class Disk(IterableDataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_that_has_raised_is_not_read_on(workers):
-    """By two ranks, of which one fails. Seen to fail: without the latch of the Cycler, 17 came on both ranks and 20 on none."""
+    """By two ranks, of which one fails. Seen to fail: without the latch of the Cycler, 17 came on both ranks and 20 on
+    none."""
     for rank in (0, 1):
         source = IterableSource(Disk(*[7][rank:]), split="items")
         with Loader(ParallelMapper(Batcher(Sharder(Cycler(source), rank, 2, tail="drop"), 2), list, workers)) as loader:
@@ -56,7 +59,9 @@ def test_a_source_that_has_raised_is_not_read_on(workers):
             if rank == 0:
                 with pytest.raises(OSError, match="sector 7"):
                     list(batches)
-                with pytest.raises(SourceError, match=r"raised OSError earlier.*load_state_dict\(loader.state_dict\(\)\)"):
+                with pytest.raises(
+                    SourceError, match=r"raised OSError earlier.*load_state_dict\(loader.state_dict\(\)\)"
+                ):
                     list(batches)
             else:
                 assert [number for batch in batches for number in batch] == list(range(1, N, 2))
@@ -104,7 +109,8 @@ class FailsLater:
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("good", [0, 4])
 def test_an_error_that_was_read_ahead_comes_in_its_turn(graph, good):
-    """Seen to fail: the next epoch began with a `SourceError` about an error that nobody had seen, before the batch that was still good."""
+    """Seen to fail: the next epoch began with a `SourceError` about an error that nobody had seen, before the batch
+    that was still good."""
     with GRAPHS[graph](FailsLater(good)) as loader:
         assert list(loader) == [[0, 1, 2, 3], [4]]
         got = []
@@ -182,12 +188,18 @@ class Curriculum:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}, {"num_workers": 2, "method": "thread", "prefetch_factor": 8}],
+    [
+        {},
+        {"num_workers": 2, "method": "thread"},
+        {"num_workers": 2},
+        {"num_workers": 2, "method": "thread", "prefetch_factor": 8},
+    ],
     ids=["inline", "threads", "processes", "deep"],
 )
 @pytest.mark.parametrize("by_count", [False, True])
 def test_a_sampler_that_is_not_planned_ahead_is_asked_when_its_epoch_is(options, by_count):
-    """Seen to fail: without `runs_ahead` in the mapper it was asked one to two epochs early, and trained on stale plans."""
+    """Seen to fail: without `runs_ahead` in the mapper it was asked one to two epochs early, and trained on stale
+    plans."""
     sampler = Curriculum()
     with Loader.from_dataset(Tagged(8), sampler=sampler, batch_size=2, plan_ahead=False, **options) as loader:
         for epoch in range(4):
@@ -261,7 +273,8 @@ class Generates:
 
 @pytest.mark.parametrize("kind", [random.Random, np.random.RandomState, np.random.default_rng])
 def test_a_generator_that_nobody_seeds_is_a_memory(kind):
-    """Whatever the attribute is called. Seen to fail: those of ``random`` and of NumPy's old kind were taken for seeded, and epoch 3 came as epoch 0."""
+    """Whatever the attribute is called. Seen to fail: those of ``random`` and of NumPy's old kind were taken for
+    seeded, and epoch 3 came as epoch 0."""
 
     def build() -> Loader[Any]:
         return Loader.from_dataset(Tagged(8), sampler=Generates(kind(5)), batch_size=8)
@@ -291,7 +304,8 @@ class Turns:
 @pytest.mark.parametrize("name", ["queue", "dataset", "data_source"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_memory_in_what_is_called_a_dataset_is_copied_too(name, workers):
-    """Seen to fail: all copies shared one ``dataset``, so each of them turned it: epoch 1 was left out, and epoch 3 was another one after a jump."""
+    """Seen to fail: all copies shared one ``dataset``, so each of them turned it: epoch 1 was left out, and epoch 3 was
+    another one after a jump."""
 
     def build() -> Loader[Any]:
         return Loader.from_dataset(range(8), sampler=Turns(name), batch_size=8, num_workers=workers, method="thread")
@@ -318,7 +332,9 @@ class ByScore:
         return 8
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta")])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta")]
+)
 def test_a_sampler_that_is_read_here_does_not_see_the_modes_of_the_loop(mode):
     """Seen to fail: autocast gave another order, and the default device an error."""
     sampler = ByScore()
@@ -353,10 +369,13 @@ class ByKey:
 
 
 def test_a_key_that_cannot_be_handed_over_is_an_error_in_its_own_place():
-    """Seen to fail: it came out of an earlier batch's `next`, named nothing, and each one took a place in the window for ever."""
+    """Seen to fail: it came out of an earlier batch's `next`, named nothing, and each one took a place in the window
+    for ever."""
     keys = [Key(index, index in (4, 6, 9)) for index in range(12)]
     seen: list[Any] = []
-    with Loader.from_dataset(ByKey(), sampler=keys, batch_size=2, num_workers=1, prefetch_factor=2, plan_ahead=False) as loader:
+    with Loader.from_dataset(
+        ByKey(), sampler=keys, batch_size=2, num_workers=1, prefetch_factor=2, plan_ahead=False
+    ) as loader:
         batches = iter(loader)
         for _ in range(6):
             try:
@@ -392,7 +411,8 @@ def test_the_state_of_a_sampler_without_a_length_wins_whatever_is_in_memory():
 
 
 def test_two_threads_on_one_iterator_are_refused():
-    """Seen to fail: without the lock, 28 of 60 runs doubled or lost samples with no error. Gates: the first thread is inside for certain."""
+    """Seen to fail: without the lock, 28 of 60 runs doubled or lost samples with no error. Gates: the first thread is
+    inside for certain."""
     inside, go_on = threading.Event(), threading.Event()
 
     class Gated(Tagged):
@@ -489,7 +509,9 @@ def test_a_sampler_that_can_only_go_forward_says_where_an_earlier_state_goes():
         first += [batch.tolist() for batch in batches]
         second = [batch.tolist() for batch in loader]
         loader.load_state_dict(state)
-        with pytest.raises(StateMismatch, match="can only move forward: load the state into a new loader over a new sampler"):
+        with pytest.raises(
+            StateMismatch, match="can only move forward: load the state into a new loader over a new sampler"
+        ):
             next(iter(loader))
     with Loader.from_dataset(range(6), 2, sampler=Shuffles()) as loader:
         loader.load_state_dict(state)

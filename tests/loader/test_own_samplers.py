@@ -1,4 +1,5 @@
-"""Samplers that shard by themselves: refused with both ways out, or taken as they are with ``split="own"``. And samplers with a length and no end."""
+"""Samplers that shard by themselves: refused with both ways out, or taken as they are with ``split="own"``. And
+samplers with a length and no end."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Private(Sampler):
         self._rank, self._world_size = rank, world_size
 
     def __iter__(self):
-        return iter(torch.randperm(N, generator=torch.Generator().manual_seed(5)).tolist()[self._rank :: self._world_size])
+        return iter(
+            torch.randperm(N, generator=torch.Generator().manual_seed(5)).tolist()[self._rank :: self._world_size]
+        )
 
     def __len__(self):
         return len(range(self._rank, N, self._world_size))
@@ -55,7 +58,9 @@ SHARES = {
 
 
 def build(what, how, rank, size=2):
-    return Loader.from_dataset(Tagged(N), **SHARES[what](rank, size), rank=rank, world_size=size, split="own", **METHODS[how])
+    return Loader.from_dataset(
+        Tagged(N), **SHARES[what](rank, size), rank=rank, world_size=size, split="own", **METHODS[how]
+    )
 
 
 def batches(loader, n):
@@ -146,7 +151,10 @@ def test_a_state_that_counts_more_than_this_share_has_is_refused():
         other.load_state_dict(state)
         with pytest.raises(
             StateMismatch,
-            match=r"counts 4 items of epoch 0, but the share that Uneven yields on this rank has 2.* save the states of all ranks",
+            match=(
+                r"counts 4 items of epoch 0, but the share that Uneven yields on this rank has 2.* save the states of "
+                r"all ranks"
+            ),
         ):
             next(iter(other))
 
@@ -180,8 +188,12 @@ class Grouped(BatchSampler):
 
 @pytest.mark.parametrize("name", ["sampler", "base"])
 def test_a_batch_sampler_over_a_distributed_sampler_is_told_how_to_keep_its_groups(name):
-    """Whatever it calls it. Seen to fail: the advice was to pass the DistributedSampler itself, which loses the groups; under another name, half of the data."""
-    said = "DistributedSampler shards .* Build it with num_replicas=1, rank=0, so that Grouped yields what all ranks get, and pass Grouped as before. Or pass split='own'"
+    """Whatever it calls it. Seen to fail: the advice was to pass the DistributedSampler itself, which loses the groups;
+    under another name, half of the data."""
+    said = (
+        "DistributedSampler shards .* Build it with num_replicas=1, rank=0, so that Grouped yields what all ranks get, "
+        "and pass Grouped as before. Or pass split='own'"
+    )
     words = {"dataset": Tagged(N), "world_size": 2}
     with pytest.raises(GraphError, match=said):
         Loader.from_dataset(**words, rank=0, batch_sampler=Grouped(distributed(0, 2), name))
@@ -193,7 +205,9 @@ def test_a_batch_sampler_over_a_distributed_sampler_is_told_how_to_keep_its_grou
     assert sorted(hands) == sorted(Grouped(distributed(0, 1)))
     own = []
     for rank in range(2):
-        with Loader.from_dataset(**words, rank=rank, batch_sampler=Grouped(distributed(rank, 2), name), split="own") as loader:
+        with Loader.from_dataset(
+            **words, rank=rank, batch_sampler=Grouped(distributed(rank, 2), name), split="own"
+        ) as loader:
             own += [batch.tolist() for batch in loader]
     assert own == [batch for rank in range(2) for batch in Grouped(distributed(rank, 2), name)]
 
@@ -208,7 +222,10 @@ def test_the_advice_to_a_sampler_without_an_end_names_its_share():
         Loader.from_dataset(range(N), sampler=Unsized(0, 2), rank=0, world_size=2) as loader,
         pytest.raises(
             GraphError,
-            match=r"which has no __len__, cannot be read .*If it already yields the share of this rank only, pass split='own' instead",
+            match=(
+                r"which has no __len__, cannot be read .*If it already yields the share of this rank only, pass "
+                r"split='own' instead"
+            ),
         ),
     ):
         next(iter(loader))
@@ -218,7 +235,10 @@ def test_the_advice_to_a_sampler_without_an_end_names_its_share():
 def test_a_sampler_with_a_length_and_no_end(how):
     """Seen to fail: refused with infinite=True, too."""
     words = {"dataset": Tagged(N), "batch_size": 4, "sampler": Endless(0, 1), **METHODS[how]}
-    with Loader.from_dataset(**words) as loader, pytest.raises(ValueError, match="An epoch must end.*pass infinite=True"):
+    with (
+        Loader.from_dataset(**words) as loader,
+        pytest.raises(ValueError, match="An epoch must end.*pass infinite=True"),
+    ):
         next(iter(loader))
     with Loader.from_dataset(**words, infinite=True) as loader:
         read = [value for batch in islice(loader, 5) for value in batch.tolist()]

@@ -25,7 +25,10 @@ def texts_of(tmp_path: Path) -> Any:
     def texts(statistics: LoaderStatistics) -> list[str]:
         with mpl.rc_context({"svg.fonttype": "none"}):
             draw(statistics, "Loader of X", tmp_path / "picture.svg")
-        return ["".join(one.itertext()).strip() for one in ET.parse(tmp_path / "picture.svg").iter("{http://www.w3.org/2000/svg}text")]
+        return [
+            "".join(one.itertext()).strip()
+            for one in ET.parse(tmp_path / "picture.svg").iter("{http://www.w3.org/2000/svg}text")
+        ]
 
     return texts
 
@@ -46,7 +49,9 @@ def test_a_loader_draws_itself_at_any_time(tmp_path: Path) -> None:
 
 def test_the_shares_are_those_of_the_statistics(texts_of: Any) -> None:
     """Seen to fail: waits at epoch boundaries counted twice; the workers' idle time that of one worker."""
-    mapper = NodeStatistics("ParallelMapper", consumer_wait_s=1.5, ready_mean=3.0, depth=8, workers=WorkerStatistics("process", workers=2))
+    mapper = NodeStatistics(
+        "ParallelMapper", consumer_wait_s=1.5, ready_mean=3.0, depth=8, workers=WorkerStatistics("process", workers=2)
+    )
     statistics = LoaderStatistics(
         nodes=(NodeStatistics("Sampler"), mapper),
         batches=10,

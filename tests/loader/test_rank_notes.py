@@ -1,4 +1,5 @@
-"""Notes for other ranks, as far as one process can tell; the rest is in tests/distributed/notes_laws.py and notes_troubles.py."""
+"""Notes for other ranks, as far as one process can tell; the rest is in tests/distributed/notes_laws.py and
+notes_troubles.py."""
 
 from __future__ import annotations
 
@@ -45,9 +46,12 @@ def test_the_first_note_stays() -> None:
     assert one.read("another") is None
 
 
-@pytest.mark.parametrize(("age_s", "host", "is_old"), [(0.1, None, True), (0.0, None, False), (5.0, "other", False), (20.0, "other", True)])
+@pytest.mark.parametrize(
+    ("age_s", "host", "is_old"), [(0.1, None, True), (0.0, None, False), (5.0, "other", False), (20.0, "other", True)]
+)
 def test_a_note_of_an_earlier_job_is_replaced(age_s: float, host: str | None, is_old: bool) -> None:
-    """Older than this process; the clock of another host may be wrong. Seen to fail without the times, and without the hosts."""
+    """Older than this process; the clock of another host may be wrong. Seen to fail without the times, and without the
+    hosts."""
     one = board()
     old, mine = note([1], age_s, **({} if host is None else {"host": host})), note([2])
     one.put("key", old)
@@ -56,7 +60,8 @@ def test_a_note_of_an_earlier_job_is_replaced(age_s: float, host: str | None, is
 
 
 def test_this_process_began_before_now() -> None:
-    """And not when penstock was imported: others may have written notes by then. Seen to fail with seconds since the machine was started."""
+    """And not when penstock was imported: others may have written notes by then. Seen to fail with seconds since the
+    machine was started."""
     began = note_board.began()
     assert time.time() - 24 * 3600 < began < time.time()
     assert abs(began - note_board.began()) < 0.1
@@ -132,7 +137,8 @@ def test_an_answer_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_rank_that_differs_tells_the_one_that_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third one, which agrees with neither, is not told by the alarm of others, nor one that has given up. Seen to fail: everyone who looked was told."""
+    """A third one, which agrees with neither, is not told by the alarm of others, nor one that has given up. Seen to
+    fail: everyone who looked was told."""
     store = dist.HashStore()
     first, second = ask(Clerk(), board(0, store), marks=[1]), ask(Clerk(), board(1, store), marks=[2])
     assert first.fault is None
@@ -184,8 +190,11 @@ def test_a_place_in_the_code_has_no_frames_of_libraries(monkeypatch: pytest.Monk
 
 
 def test_seeds_are_not_in_the_name_of_a_loader() -> None:
-    """Or ranks with other seeds would not be compared. Seen to fail with all settings, and with those of nested ones."""
-    assert _without_seeds({"seed": 1, "of": [{"sample_seed": 2, "n": 3}, 4], "stream_seed": [5]}) == {"of": [{"n": 3}, 4]}
+    """Or ranks with other seeds would not be compared. Seen to fail with all settings, and with those of nested
+    ones."""
+    assert _without_seeds({"seed": 1, "of": [{"sample_seed": 2, "n": 3}, 4], "stream_seed": [5]}) == {
+        "of": [{"n": 3}, 4]
+    }
 
 
 def test_tables_keep_the_newest() -> None:
@@ -243,7 +252,8 @@ def test_a_group_of_one_rank_writes_nothing() -> None:
 
 
 def test_a_group_that_is_collected_late_ends_when_the_next_one_is_seen(group: Path) -> None:
-    """Something may still hold it. Seen to fail: notes of the next group were taken for old ones, and forgotten; and those of the old one were not."""
+    """Something may still hold it. Seen to fail: notes of the next group were taken for old ones, and forgotten; and
+    those of the old one were not."""
     old = distributed_c10d.group.WORLD
     assert Board.of_group() is not None
     dist.destroy_process_group()

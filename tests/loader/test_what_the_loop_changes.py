@@ -1,4 +1,5 @@
-"""What a loop changes between epochs counts for the epoch that it then asks for, as with a ``DataLoader``, whatever was loaded ahead. By value and in order."""
+"""What a loop changes between epochs counts for the epoch that it then asks for, as with a ``DataLoader``, whatever was
+loaded ahead. By value and in order."""
 
 from __future__ import annotations
 
@@ -215,12 +216,14 @@ def in_order(on):
 @pytest.mark.parametrize(
     ("on", "how"),
     mostly_soak(
-        product(SET_ON, HOW), [*by_turns(SET_ON, HOW), ("its own sampler", "threads"), ("an IterableDataset", "threads"), DATA_IN_PROCESSES]
+        product(SET_ON, HOW),
+        [*by_turns(SET_ON, HOW), ("its own sampler", "threads"), ("an IterableDataset", "threads"), DATA_IN_PROCESSES],
     ),
 )
 class TestSetEpochOnTheUsersObject:
     def test_it_starts_there(self, on, how):
-        """With the samples and the random numbers of that epoch. Seen to fail: the orders of epochs 0 and 1 again, without a word."""
+        """With the samples and the random numbers of that epoch. Seen to fail: the orders of epochs 0 and 1 again,
+        without a word."""
         whole = resumed(on, how, 0)
         assert resumed(on, how, 3) == whole[3:]
         assert whole == in_order(on)
@@ -228,18 +231,22 @@ class TestSetEpochOnTheUsersObject:
         assert [{value // 1000 for value in read} for read in whole] == [{epoch} for epoch in range(5)]
 
     def test_it_says_which_epoch_runs(self, on, how):
-        """With no call of the loop's. An epoch that is read ahead is told to a copy. Seen to fail: never told; told an epoch ahead."""
+        """With no call of the loop's. An epoch that is read ahead is told to a copy. Seen to fail: never told; told an
+        epoch ahead."""
         loader, one = build(on, how)
         if on == "a shared tensor":
             pytest.skip("it is read ahead")
         with loader:
             for epoch in range(3):
                 for _ in loader:
-                    said = next(int(getattr(one, name)) for name in ("shift", "epoch", "current_epoch") if hasattr(one, name))
+                    said = next(
+                        int(getattr(one, name)) for name in ("shift", "epoch", "current_epoch") if hasattr(one, name)
+                    )
                     assert said in (epoch, 70 + epoch) or (on, how) == ("the dataset", "processes")
 
     def test_a_repeated_number_repeats_the_epoch(self, on, how):
-        """As with ``loader.set_epoch``. Seen to fail: epochs 0, 1, 0, where the number was compared with the one that the object held."""
+        """As with ``loader.set_epoch``. Seen to fail: epochs 0, 1, 0, where the number was compared with the one that
+        the object held."""
         whole = in_order(on)
         loader, one = build(on, how)
         with loader:
@@ -276,7 +283,8 @@ class TestSetEpochOnTheUsersObject:
 
 
 def test_it_comes_before_the_number_of_a_trainer():
-    """Lightning sets its own number on ``loader.sampler`` before each epoch. Seen to fail: the user's call counted for nothing."""
+    """Lightning sets its own number on ``loader.sampler`` before each epoch. Seen to fail: the user's call counted for
+    nothing."""
     sampler = Epochs()
     with Loader.from_dataset(Tagged(N), 4, sampler=sampler, num_workers=2) as loader:
         for epoch in range(3):
@@ -337,7 +345,9 @@ def test_the_usual_loop_loads_every_sample_once():
             return value
 
     sampler = Epochs()
-    with Loader.from_dataset(Counted(N), 4, sampler=sampler, num_workers=2, method="thread", prefetch_factor=1) as loader:
+    with Loader.from_dataset(
+        Counted(N), 4, sampler=sampler, num_workers=2, method="thread", prefetch_factor=1
+    ) as loader:
         for epoch in range(4):
             sampler.set_epoch(epoch)
             values(loader)
@@ -375,7 +385,8 @@ def test_what_an_object_makes_of_the_number_is_no_call():
 
 
 def test_a_class_that_is_heard_can_be_pickled_by_value():
-    """As Ray and joblib pickle the classes of a notebook. Seen to fail: "cannot pickle '_contextvars.ContextVar' object"."""
+    """As Ray and joblib pickle the classes of a notebook. Seen to fail: "cannot pickle '_contextvars.ContextVar'
+    object"."""
     cloudpickle = pytest.importorskip("ray.cloudpickle")
 
     class Local(Rotated):
@@ -395,7 +406,10 @@ def test_a_class_that_is_heard_can_be_pickled_by_value():
 def test_two_loaders_may_share_a_sampler():
     """What one tells it is no call. Seen to fail: epochs 1, 3, 5."""
     sampler = Epochs()
-    with Loader.from_dataset(Tagged(N), 4, sampler=sampler) as first, Loader.from_dataset(Tagged(N), 4, sampler=sampler) as second:
+    with (
+        Loader.from_dataset(Tagged(N), 4, sampler=sampler) as first,
+        Loader.from_dataset(Tagged(N), 4, sampler=sampler) as second,
+    ):
         for epoch in range(3):
             values(first), values(first)
             assert values(second)[0] // 1000 == epoch
@@ -416,8 +430,9 @@ def test_a_dataset_is_not_told_ahead_where_a_thread_reads():
 @pytest.mark.parametrize("size", [1, 4, 12])
 @pytest.mark.parametrize("by_thread", [False, True])
 def test_the_shared_epoch_of_hugging_face_is_no_change_by_the_loop(by_thread, size, caplog):
-    """It is in a tensor that is set for an epoch that is read ahead. Seen to fail: read before that, it was called one, and nothing was loaded ahead;
-    read after it, with epochs that are shorter than what is in progress, so that the tensor held the epoch after the next."""
+    """It is in a tensor that is set for an epoch that is read ahead. Seen to fail: read before that, it was called one,
+    and nothing was loaded ahead; read after it, with epochs that are shorter than what is in progress, so that the
+    tensor held the epoch after the next."""
     ahead, data = threading.Event(), SharedEpoch()
 
     def loaded(batch):
@@ -644,7 +659,9 @@ def unplanned(what):
 
 @pytest.mark.parametrize(
     ("what", "how"),
-    mostly_soak(product(CHANGED, HOW), [*by_turns(CHANGED, HOW), ("a global", "processes"), ("what copies itself", "threads")]),
+    mostly_soak(
+        product(CHANGED, HOW), [*by_turns(CHANGED, HOW), ("a global", "processes"), ("what copies itself", "threads")]
+    ),
 )
 def test_a_sampler_is_what_it_is_when_its_epoch_begins(what, how):
     """Seen to fail: wanted A B A B B, drew A A A A B with workers, A A B A B inline."""
@@ -669,16 +686,18 @@ def test_what_is_dropped_is_said_once(caplog):
     drawn("weights", "threads", change="ABBBABAB")
     said = [record.message for record in caplog.records]
     assert said == [
-        "WeightedRandomSampler was changed after batches of epoch 1 had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an "
-        "epoch, pass plan_ahead=False."
+        "WeightedRandomSampler was changed after batches of epoch 1 had been loaded from a copy of it. They were "
+        "dropped, and are loaded again. To load nothing ahead of such an epoch, pass plan_ahead=False."
     ]
 
 
 @pytest.mark.parametrize(
-    "what", sorted({*CHANGED} - {"that cannot be compared", "a file", "what copies itself", "what its state leaves out"})
+    "what",
+    sorted({*CHANGED} - {"that cannot be compared", "a file", "what copies itself", "what its state leaves out"}),
 )
 def test_nothing_is_dropped_of_a_sampler_that_is_not_changed(what, caplog):
-    """And its next epoch is loaded before the loop asks for it. Seen to fail: with copies that are told another epoch than the sampler."""
+    """And its next epoch is loaded before the loop asks for it. Seen to fail: with copies that are told another epoch
+    than the sampler."""
     sampler, to = CHANGED[what]()
     to("A")
     loaded, ahead = [], threading.Event()
@@ -703,7 +722,8 @@ step = 0
 
 
 def test_a_global_with_the_name_of_an_attribute_is_another_thing(caplog):
-    """As a script's ``epoch``, beside a sampler that keeps its own. Seen to fail: each epoch of the sampler counted as changed."""
+    """As a script's ``epoch``, beside a sampler that keeps its own. Seen to fail: each epoch of the sampler counted as
+    changed."""
     global step
 
     class Steps(Of):
@@ -721,11 +741,13 @@ def test_a_global_with_the_name_of_an_attribute_is_another_thing(caplog):
     assert not caplog.records
 
 
-@pytest.mark.filterwarnings("ignore:.* from the global random numbers in worker threads")  # or the thread that reads the sampler
+# or the thread that reads the sampler
+@pytest.mark.filterwarnings("ignore:.* from the global random numbers in worker threads")
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_sampler_that_begins_to_draw_late_is_seeded(kept):
-    """Its first epochs draw nothing, so a thread reads it ahead. Seen to fail: the thread drew what the loop would have drawn, and nothing was seeded. Also
-    where NumPy keeps a deviate for later: then its generator's state is not all in one place, and nothing was compared."""
+    """Its first epochs draw nothing, so a thread reads it ahead. Seen to fail: the thread drew what the loop would have
+    drawn, and nothing was seeded. Also where NumPy keeps a deviate for later: then its generator's state is not all in
+    one place, and nothing was compared."""
 
     class Late(Of):
         epoch = 0
@@ -819,7 +841,9 @@ def test_a_set_epoch_that_draws_leaves_the_loops_numbers_alone():
 def test_a_thread_that_reads_the_graph_ahead_changes_nothing(what):
     """Seen to fail: the thread of a `Prefetcher` read past the end of an epoch although the sampler may be changed."""
     sampler, to = CHANGED[what]()
-    graph = Prefetcher(ParallelMapper(Batcher(Sharder(Cycler(SamplerWrapper(sampler))), 4), penstock.nodes.Fetch(Tagged(2 * N)), 2))
+    graph = Prefetcher(
+        ParallelMapper(Batcher(Sharder(Cycler(SamplerWrapper(sampler))), 4), penstock.nodes.Fetch(Tagged(2 * N)), 2)
+    )
     read = []
     with Loader(graph) as loader:
         for which in WANTED:
@@ -846,7 +870,9 @@ def test_a_changed_sampler_resumes_in_mid_epoch():
 def test_an_infinite_loader_sees_changes_at_the_end_of_an_epoch():
     sampler, to = CHANGED["a list in a sampler"]()
     read = []
-    with Loader.from_dataset(Tagged(2 * N), 4, sampler=sampler, infinite=True, num_workers=2, method="thread") as loader:
+    with Loader.from_dataset(
+        Tagged(2 * N), 4, sampler=sampler, infinite=True, num_workers=2, method="thread"
+    ) as loader:
         for k, batch in enumerate(islice(loader, 4 * N // 4)):
             read += batch.tolist()
             if k % 3 == 2:
@@ -911,7 +937,11 @@ SHARED = {
     "Value": (lambda manager: multiprocessing.Value("i", 0), of_value, put_value),
     "RawValue": (lambda manager: multiprocessing.sharedctypes.RawValue(ctypes.c_long, 0), of_value, put_value),
     "Array": (lambda manager: multiprocessing.Array("d", 3), of_array, put_array),
-    "RawArray seen as an array": (lambda manager: np.frombuffer(multiprocessing.RawArray("l", 4), "l"), of_array, put_array),
+    "RawArray seen as an array": (
+        lambda manager: np.frombuffer(multiprocessing.RawArray("l", 4), "l"),
+        of_array,
+        put_array,
+    ),
     "a shared tensor": (lambda manager: torch.zeros(3).share_memory_(), of_array, put_array),
     "a tensor in a dict": (lambda manager: {"epoch": torch.zeros(()).share_memory_()}, of_dict, put_in_dict),
     "a mapped page": (lambda manager: mmap.mmap(-1, 100), of_array, put_array),
@@ -938,7 +968,10 @@ def manager():
         [
             ("Value", "dataset", "inline"),
             *((*place, "threads") for place in PLACES),
-            *((what, "dataset", "processes") for what in ("Value", "a tensor in a dict", "a mapped page", "a Manager's dict")),
+            *(
+                (what, "dataset", "processes")
+                for what in ("Value", "a tensor in a dict", "a mapped page", "a Manager's dict")
+            ),
             ("Value", "collate_fn", "processes"),
         ],
     ),
@@ -961,7 +994,9 @@ def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
     assert got == [[1000 * epoch + k for k in range(N)] for epoch in (0, 0, 1, 2, 2, 3)]
     said = [record.message for record in caplog.records if "is shared with the workers" in record.message]
     assert len(said) == (how != "inline")
-    assert all(part in one for one in said for part in (where, "epoch 2", "set_epoch(epoch)", "penstock.sample().epoch"))
+    assert all(
+        part in one for one in said for part in (where, "epoch 2", "set_epoch(epoch)", "penstock.sample().epoch")
+    )
 
 
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="the values are inherited")

@@ -27,7 +27,9 @@ def in_a_thread():
 def test_neutral_modes_are_those_of_a_new_thread_and_end(outer, inner):
     """Two modes at once, in either order. Seen to fail: autocast, the device or inference mode stayed on."""
     if (outer, inner) == ("device", "default device") and torch.__version__ < (2, 13):
-        pytest.skip("torch.set_default_device within torch.device ends with an AssertionError in torch 2.6; in 2.13 it does not")
+        pytest.skip(
+            "torch.set_default_device within torch.device ends with an AssertionError in torch 2.6; in 2.13 it does not"
+        )
     with MODES[outer](), MODES[inner]():
         before = seen()
         with neutral_modes():
@@ -63,17 +65,25 @@ STACK = ["_len_torch_function_stack", "_pop_torch_function_stack", "_push_on_tor
 
 
 @pytest.mark.parametrize(
-    "missing", [["_is_any_autocast_enabled"], *([name] for name in STACK), ["_is_any_autocast_enabled", *STACK]], ids=str
+    "missing",
+    [["_is_any_autocast_enabled"], *([name] for name in STACK), ["_is_any_autocast_enabled", *STACK]],
+    ids=str,
 )
 def test_modes_where_torch_has_lost_a_private_function(missing, monkeypatch):
-    """Seen to fail: importing the module raised ``ImportError``. Now it leaves every mode that torch's public functions can leave."""
+    """Seen to fail: importing the module raised ``ImportError``. Now it leaves every mode that torch's public functions
+    can leave."""
     for name in missing:
         monkeypatch.delattr(torch._C, name)
     spec = importlib.util.spec_from_file_location("modes_of_another_torch", modes.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.undo()
-    for mode in ("inference", "no grad", "autocast", *(["device", "function mode"] if not set(STACK) & set(missing) else [])):
+    for mode in (
+        "inference",
+        "no grad",
+        "autocast",
+        *(["device", "function mode"] if not set(STACK) & set(missing) else []),
+    ):
         with MODES[mode]():
             before = seen()
             with module.neutral_modes():

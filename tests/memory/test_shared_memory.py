@@ -40,13 +40,17 @@ def in_a_small_world(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run in a mount namespace whose /dev/shm has 1 MiB."""
     mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
     return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *command], capture_output=True, text=True, timeout=50
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
 
 
 @pytest.mark.slow
 def test_a_tiny_dev_shm_does_no_harm(tmp_path):
-    """Batches of 16 MB, 96 MB of which are kept. Seen to fail with slots in /dev/shm, and with slots not reserved (SIGBUS)."""
+    """Batches of 16 MB, 96 MB of which are kept. Seen to fail with slots in /dev/shm, and with slots not reserved
+    (SIGBUS)."""
     if shutil.which("unshare") is None or in_a_small_world(["true"]).returncode:
         pytest.skip("this machine does not allow a mount namespace")
     script = tmp_path / "script.py"

@@ -1,4 +1,5 @@
-"""Inspecting a batch must not change or lose it. A batch may be of any type, because the user's ``collate_fn`` makes it."""
+"""Inspecting a batch must not change or lose it. A batch may be of any type, because the user's ``collate_fn`` makes
+it."""
 
 from __future__ import annotations
 
@@ -133,10 +134,12 @@ def test_leaves_only_looks(make):
 
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES)
 def test_the_first_batch_is_sized_and_not_lost(make):
-    """Seen to fail: the container refused to be built from None, so the first ``next`` raised and batch 0 was lost; for the mapping with
-    shared contents, every tensor of batch 0 was None.
+    """Seen to fail: the container refused to be built from None, so the first ``next`` raised and batch 0 was lost; for
+    the mapping with shared contents, every tensor of batch 0 was None.
     """
-    with Loader.from_dataset(range(4), batch_size=2, num_workers=1, method="thread", collate_fn=lambda _: make()) as loader:
+    with Loader.from_dataset(
+        range(4), batch_size=2, num_workers=1, method="thread", collate_fn=lambda _: make()
+    ) as loader:
         batches = list(loader)
     assert len(batches) == 2
     assert type(batches[0]) is type(make())
@@ -178,7 +181,8 @@ def test_sizing_never_raises():
 
 @pytest.mark.parametrize("make", [make for make in BATCHES.values() if make is not endless])
 def test_mapped_rebuilds_what_checks_itself(make):
-    """Seen to fail: `mapped` using ``update``; `mapped` reading fields that are not set; `mapped` writing into the batch itself."""
+    """Seen to fail: `mapped` using ``update``; `mapped` reading fields that are not set; `mapped` writing into the
+    batch itself."""
     batch = make()
     before = [leaf.tolist() for leaf in leaves(batch) if leaf is not None]
     changed = mapped(batch, lambda leaf: None if leaf is None else leaf + 1)
@@ -189,8 +193,9 @@ def test_mapped_rebuilds_what_checks_itself(make):
 
 @pytest.mark.parametrize("kind", [Pair, Row])
 def test_a_tuple_and_a_list_keep_their_class_and_their_attributes(kind):
-    """As with ``DataLoader``, whose ``pin_memory`` enters every list. Seen to fail: they stayed as they were, so that ``device=`` left what is in
-    them on the CPU; `mapped` writing into a copy, which the class may refuse, or which may be the list itself.
+    """As with ``DataLoader``, whose ``pin_memory`` enters every list. Seen to fail: they stayed as they were, so that
+    ``device=`` left what is in them on the CPU; `mapped` writing into a copy, which the class may refuse, or which may
+    be the list itself.
     """
     batch = {"own": named(kind, x(), x()), "shape": torch.Size([2])}
     changed = mapped(batch, lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf + 1, "to")
@@ -215,7 +220,8 @@ def test_mapped_leaves_alone_what_has_the_method():
 
 
 def test_pin_is_for_dataclasses_too_and_by_their_own_method(monkeypatch):
-    """Seen to fail: torch's ``pin_memory``, which returned a dataclass unchanged; `mapped` building a named tuple by ``type(tree)(...)``."""
+    """Seen to fail: torch's ``pin_memory``, which returned a dataclass unchanged; `mapped` building a named tuple by
+    ``type(tree)(...)``."""
     monkeypatch.setattr(devices, "pin_memory", lambda leaf: leaf.pin_memory() if isinstance(leaf, Own) else "pinned")
     batch = pin({"record": Late(x()), "span": Span(x(), x()), "own": Own(x())})
     assert batch["record"].x == "pinned"

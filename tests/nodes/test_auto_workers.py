@@ -1,4 +1,5 @@
-"""``num_workers="auto"``: the same samples, in the same order, with the same states, whatever it does; and what it does on real workloads."""
+"""``num_workers="auto"``: the same samples, in the same order, with the same states, whatever it does; and what it does
+on real workloads."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Dictated:
 
 @pytest.fixture
 def dictate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dictated]:
-    """Have all loaders from now on change the number of their workers as told, before each batch. Neighbours in ``numbers`` must differ."""
+    """Have all loaders from now on change the number of their workers as told, before each batch. Neighbours in
+    ``numbers`` must differ."""
 
     def dictate(*numbers: int) -> Dictated:
         told = Dictated(numbers)
@@ -107,7 +109,8 @@ def epochs(of: Loader[Any], number: int) -> list[Any]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_number_changes_nothing_else(method: str, dictate: Any) -> None:
-    """Values, order and states over two epochs, growing and shrinking at each batch. Seen to fail: a change that discarded what was in flight; the number in the state."""
+    """Values, order and states over two epochs, growing and shrinking at each batch. Seen to fail: a change that
+    discarded what was in flight; the number in the state."""
     dataset = Draws() if method == "thread" else DrawsGlobally()
     with loader(dataset, method, num_workers=2) as fixed:
         expected = epochs(fixed, 2)
@@ -156,8 +159,11 @@ def test_what_is_loaded_ahead_follows_the_number_of_workers(dictate: Any) -> Non
             assert (auto.num_workers, auto.statistics().nodes[-1].depth) == (4, 4 * each)
 
 
-def test_it_adds_workers_for_samples_that_wait_and_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than cores, because they wait. The machine may be busy: how many exactly is not asked. Seen to fail: bounded by cores."""
+def test_it_adds_workers_for_samples_that_wait_and_says_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than cores, because they wait. The machine may be busy: how many exactly is not asked. Seen to fail: bounded
+    by cores."""
     monkeypatch.setattr(auto_workers, "cores", lambda: 1.0)
     monkeypatch.setattr(auto_workers, "SHORTEST_NS", 100_000_000)
     monkeypatch.setattr(auto_workers, "COMPUTES", 2.0)  # a busy machine makes waiting look like computing
@@ -212,7 +218,8 @@ class Clock:
 
 
 def test_pauses_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validations between epochs and checkpoints in the middle, and what is loaded ahead meanwhile. Seen to fail: the rate of a loop that never pauses."""
+    """Validations between epochs and checkpoints in the middle, and what is loaded ahead meanwhile. Seen to fail: the
+    rate of a loop that never pauses."""
     clock, auto = Clock(monkeypatch), AutoWorkers()
     clock.batches(auto, 2, 0.0, 5.0)  # the first ones: nothing is known
     for _ in range(30):
@@ -235,8 +242,8 @@ def test_pauses_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["two each", "eight each", "little is free", "nothing is free"],
 )
 def test_memory_bounds_it(words: dict[str, int], free: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two items of 10 MB for each worker in a half of 90 MB; or eight of them. Seen to fail: bounded by what processes take alone, which threads do not; no bound where
-    nothing was free."""
+    """Two items of 10 MB for each worker in a half of 90 MB; or eight of them. Seen to fail: bounded by what processes
+    take alone, which threads do not; no bound where nothing was free."""
     monkeypatch.setattr(auto_workers, "free_memory", lambda: free)
     monkeypatch.setattr(auto_workers, "cores", lambda: 16.0)
     with Loader(ParallelMapper(loader().root.source, ten_megabytes, "auto", **words)) as auto:
@@ -249,7 +256,9 @@ def ten_megabytes(values: list[int]) -> torch.Tensor:
 
 
 def test_words_that_it_does_not_go_with_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_workers='many', a str, must be a whole number of at least 0. Or pass \"auto\"."):
+    with pytest.raises(
+        ValueError, match="num_workers='many', a str, must be a whole number of at least 0. Or pass \"auto\"."
+    ):
         loader(num_workers="many")
     with pytest.raises(ValueError, match="num_workers='auto': a Resident dataset is in memory"):
         loader(penstock.Resident(torch.utils.data.TensorDataset(torch.zeros(4))))
@@ -261,7 +270,9 @@ class InLanes(Draws):
 
 def test_lanes_have_owners_so_their_number_must_be_given() -> None:
     """The message names both ways out, and both work."""
-    with pytest.raises(ValueError, match=r'InLanes is read in lanes.*Pass a number \(num_workers=2\), or use method="thread"'):
+    with pytest.raises(
+        ValueError, match=r'InLanes is read in lanes.*Pass a number \(num_workers=2\), or use method="thread"'
+    ):
         loader(InLanes(), "fork")
     expected = None
     for options in ({"num_workers": 2, "method": "fork"}, {"method": "thread"}):

@@ -1,4 +1,5 @@
-"""Each item of a sampler is one index under ``sampler=``, and one batch under ``batch_sampler=``, whatever its type: as in `DataLoader`, by value."""
+"""Each item of a sampler is one index under ``sampler=``, and one batch under ``batch_sampler=``, whatever its type: as
+in `DataLoader`, by value."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from pairwise import pairwise
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from penstock import GraphError, Loader
 from penstock._fetch.indices import pack
@@ -91,8 +100,8 @@ SAMPLERS = {
 
 @pytest.mark.parametrize(("name", "batch_size", "workers"), pairwise(SAMPLERS, [None, 2], WORKERS))
 def test_an_item_of_a_sampler_is_one_index(name, batch_size, workers):
-    """Seen to fail: lists, tuples, arrays and tensors were taken for batches, so the key ``(0, 32)`` loaded the samples 0 and 32; a list
-    alone went to ``__getitems__``."""
+    """Seen to fail: lists, tuples, arrays and tensors were taken for batches, so the key ``(0, 32)`` loaded the samples
+    0 and 32; a list alone went to ``__getitems__``."""
     theirs = list(DataLoader(Keys(), batch_size=batch_size, sampler=SAMPLERS[name]()))
     assert loaded(workers, batch_size=batch_size, sampler=SAMPLERS[name]()) == theirs
     if batch_size is None:
@@ -120,9 +129,18 @@ BATCH_SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "dataset", "workers"), pairwise(BATCH_SAMPLERS, [Keys, Gathering], WORKERS))
+@pytest.mark.parametrize(
+    ("name", "dataset", "workers"),
+    [
+        pytest.param(*case, marks=[pytest.mark.soak] if case[2] == WORKERS[k % 2 + 1] else [])
+        for k, name in enumerate(BATCH_SAMPLERS)
+        for case in pairwise(BATCH_SAMPLERS, [Keys, Gathering], WORKERS)
+        if case[0] == name
+    ],
+)
 def test_an_item_of_a_batch_sampler_is_a_batch(name, dataset, workers):
-    """``collate_fn`` gets a list. Seen to fail: a range, a deque, a set, an iterator and a word were taken for one index each."""
+    """``collate_fn`` gets a list. Seen to fail: a range, a deque, a set, an iterator and a word were taken for one
+    index each."""
     theirs = list(DataLoader(Keys(), batch_sampler=BATCH_SAMPLERS[name](), collate_fn=seen))
     if dataset is Gathering:
         theirs = [(kind, [f"together {sample}" for sample in samples]) for kind, samples in theirs]
@@ -130,7 +148,8 @@ def test_an_item_of_a_batch_sampler_is_a_batch(name, dataset, workers):
 
 
 def test_a_dataset_of_arrays_is_indexed_once_by_a_list():
-    """As torch documents bulk reading. Seen to fail: the batch was collated from single samples, which gives the same values."""
+    """As torch documents bulk reading. Seen to fail: the batch was collated from single samples, which gives the same
+    values."""
 
     asked = []
 
@@ -148,7 +167,9 @@ def test_a_dataset_of_arrays_is_indexed_once_by_a_list():
         theirs = list(DataLoader(dataset, batch_size=None, sampler=sampler))
         asked.clear()
         ours = loaded(0, dataset, batch_size=None, sampler=sampler)
-        assert [[part.tolist() for part in batch] for batch in ours] == [[part.tolist() for part in batch] for batch in theirs]
+        assert [[part.tolist() for part in batch] for batch in ours] == [
+            [part.tolist() for part in batch] for batch in theirs
+        ]
         assert asked == ([[0, 1], [2, 3], [4]] if kind is Rows else [])
 
 
@@ -220,7 +241,9 @@ def test_an_address_keeps_its_key(value):
 
 def test_a_list_that_nobody_spoke_about_is_refused(wrap):
     """Seen to fail: it was a batch."""
-    with pytest.raises(ValueError, match=r"list yields lists, .*batches=True\) for batches, or batches=False where") as raised:
+    with pytest.raises(
+        ValueError, match=r"list yields lists, .*batches=True\) for batches, or batches=False where"
+    ) as raised:
         next(wrap([0, [1, 2]]))
     assert raised.value.__notes__[0] == "while reading the indices of epoch 0 from list"
 
@@ -256,10 +279,14 @@ def test_a_batch_sampler_of_torch_needs_no_word(wrap):
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_shares_in_batches_are_no_indices(batch_size):
-    """A ``BatchSampler`` over a ``DistributedSampler`` as ``sampler=``. Seen to fail: it was taken over as if it were a batch sampler."""
+    """A ``BatchSampler`` over a ``DistributedSampler`` as ``sampler=``. Seen to fail: it was taken over as if it were a
+    batch sampler."""
     sampler = BatchSampler(DistributedSampler(range(8), 2, 0), 2, False)
     with pytest.raises(
         GraphError,
-        match=r"DistributedSampler shards .*pass the BatchSampler as batch_sampler=.*the sampler that the DistributedSampler shards",
+        match=(
+            r"DistributedSampler shards .*pass the BatchSampler as batch_sampler=.*the sampler that the "
+            r"DistributedSampler shards"
+        ),
     ):
         Loader.from_dataset(Keys(), batch_size=batch_size, sampler=sampler)

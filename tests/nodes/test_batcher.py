@@ -59,7 +59,8 @@ def test_each_rank_reads_its_batches_and_all_of_them_are_passed(n, drop_last, ex
 
 
 def test_a_rest_that_fills_no_batch_begins_the_next_epoch_if_the_order_goes_on():
-    """Seen to fail: the rest was read; it was forgotten by a second read behind the end; it was passed before anything was read."""
+    """Seen to fail: the rest was read; it was forgotten by a second read behind the end; it was passed before anything
+    was read."""
     node = Batcher(Cycler(Sampler(InterleavedOrder(1, 5))), 2, drop_last=True)
     start = node.start(0)
     assert read(node, start, 0) == ([], start)
@@ -81,10 +82,16 @@ def test_it_says_what_must_be_the_same_to_load_a_state_and_on_every_rank():
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="^drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.$"):
+    with pytest.raises(
+        ValueError,
+        match="^drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.$",
+    ):
         Batcher(Sharder(Cycler(Sampler(SequentialOrder(5))), 0, 2, tail="exact"), 2, drop_last=True)
     for tail, drop_last in (("exact", False), ("drop", True)):
         Batcher(Sharder(Cycler(Sampler(SequentialOrder(5))), 0, 2, tail=tail), 2, drop_last=drop_last)
-    padded = "^batches cannot be padded. Use tail='drop' or tail='exact', or put the Batcher downstream of the node with tail='pad'.$"
+    padded = (
+        "^batches cannot be padded. Use tail='drop' or tail='exact', or put the Batcher downstream of the node with "
+        "tail='pad'.$"
+    )
     with pytest.raises(ValueError, match=padded):
         next(Sharder(batches_of(5, 2), 0, 2))

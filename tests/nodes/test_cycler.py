@@ -16,7 +16,8 @@ from penstock.orders import SequentialOrder, ShuffledOrder
 
 @pytest.mark.parametrize("block", [3, 4096])
 def test_a_read_depends_on_nothing_but_its_place_and_stride(monkeypatch, block):
-    """Whatever was computed ahead. Seen to fail: computed indices of which the epoch, the position, the stride or the number was not compared."""
+    """Whatever was computed ahead. Seen to fail: computed indices of which the epoch, the position, the stride or the
+    number was not compared."""
     monkeypatch.setattr("penstock._nodes.sampler.BLOCK", block)
     rng, right = random.Random(0), ShuffledOrder(11, 0)
     node = Sampler(ShuffledOrder(11, 0))
@@ -39,13 +40,19 @@ def test_a_read_depends_on_nothing_but_its_place_and_stride(monkeypatch, block):
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
 @pytest.mark.parametrize("samples", [30, 9001], ids=["sorted", "enciphered, in blocks"])
 def test_an_epoch_is_begun_with_indices_that_were_computed_before(monkeypatch, samples, rank, world_size):
-    """Also where ranks skip what lies between their items. Once the next epoch is begun, nothing is asked of the old one: orders keep one.
+    """Also where ranks skip what lies between their items. Once the next epoch is begun, nothing is asked of the old
+    one: orders keep one.
 
     Seen to fail: the block ahead dropped when an epoch begins; no index at all asked of an epoch that ends.
     """
     order = ShuffledOrder(samples, 1)
     right, computed, asked = ShuffledOrder(samples, 1), [], []
-    indices = lambda epoch, positions: (computed.append(epoch), asked.append(epoch), right.indices(epoch, positions))[2]  # noqa: E731
+
+    def indices(epoch, positions):
+        computed.append(epoch)
+        asked.append(epoch)
+        return right.indices(epoch, positions)
+
     monkeypatch.setattr(order, "indices", indices)
     loader = Loader(Batcher(Sharder(Cycler(Sampler(order)), rank, world_size, tail="drop"), 4))
     for epoch in range(4):
@@ -54,13 +61,16 @@ def test_an_epoch_is_begun_with_indices_that_were_computed_before(monkeypatch, s
             assert k or not epoch or epoch not in computed
             computed.clear()
             given += batch
-        expected = ShuffledOrder(samples, 1).indices(epoch, np.arange(rank, samples // world_size * world_size, world_size))
+        expected = ShuffledOrder(samples, 1).indices(
+            epoch, np.arange(rank, samples // world_size * world_size, world_size)
+        )
         assert given == expected.tolist()
     assert asked == sorted(asked)
 
 
 @pytest.mark.parametrize(
-    "source", [lambda: torchdata.nodes.IterableWrapper([]), lambda: IterableSource([]), lambda: Sampler(SequentialOrder(0))]
+    "source",
+    [lambda: torchdata.nodes.IterableWrapper([]), lambda: IterableSource([]), lambda: Sampler(SequentialOrder(0))],
 )
 def test_an_empty_epoch_is_a_mark_and_an_endless_loader_does_not_spin(source):
     """Seen to loop forever without the loader's check."""
@@ -93,7 +103,8 @@ class Named(Node):
 
 @pytest.mark.parametrize("wrap", [lambda node: node, Named, lambda node: Named(Named(node))])
 def test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth(wrap):
-    """It would deliver one epoch under the name of the other. Seen to fail: only the source's own state was compared."""
+    """It would deliver one epoch under the name of the other. Seen to fail: only the source's own state was
+    compared."""
     node = Cycler(wrap(Sampler(SequentialOrder(5))))
     state = node.start_of(3)
     node.check(state)
@@ -108,7 +119,8 @@ def test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth(wrap):
 
 
 def test_at_the_end_of_an_epoch_nothing_is_asked_of_the_source():
-    """A reset to the end leaves the source alone. Seen to fail: a Sharder that looked whether it can pad asked for a plan of the epoch that had ended."""
+    """A reset to the end leaves the source alone. Seen to fail: a Sharder that looked whether it can pad asked for a
+    plan of the epoch that had ended."""
     asked = []
 
     class Order(SequentialOrder):

@@ -15,13 +15,16 @@ YES, NO = (lambda: True), (lambda: False)
 
 
 def push(window: DeliveryWindow, value: Any = None) -> Entry:
-    """Pull one more item: a marker or an error as ``value``, else a job. The state after the n-th item since the start is n."""
+    """Pull one more item: a marker or an error as ``value``, else a job. The state after the n-th item since the start
+    is n."""
     job = None if value is not None or window.comes_delivered else Job(window.place)
     window.push(entry := Entry(value, job, window.place + 1))
     return entry
 
 
-def window_of(*values: Any, in_order: bool = True, base: int = 0, delivered: tuple[int, ...] = ()) -> tuple[DeliveryWindow, list[Entry]]:
+def window_of(
+    *values: Any, in_order: bool = True, base: int = 0, delivered: tuple[int, ...] = ()
+) -> tuple[DeliveryWindow, list[Entry]]:
     window = DeliveryWindow(in_order)
     window.restart(base, delivered)
     return window, [push(window, value) for value in values]
@@ -35,10 +38,12 @@ STEPS = ["pull"] * 4 + ["deliver"] * 4 + ["fail", "load"]
 
 
 def test_each_item_is_delivered_once_wherever_the_state_is_loaded() -> None:
-    """Items are pulled, delivered or fail in any order that `candidates` allows, and the state is loaded at any step: walks by chance.
+    """Items are pulled, delivered or fail in any order that `candidates` allows, and the state is loaded at any step:
+    walks by chance.
 
-    Seen to fail: `restart` that forgets what was delivered; `_count_ahead` without what will be pulled; `push` that leaves a delivered entry in
-    front; `fail` that moves the state at once; and `candidates` with an entry that was delivered.
+    Seen to fail: `restart` that forgets what was delivered; `_count_ahead` without what will be pulled; `push` that
+    leaves a delivered entry in front; `fail` that moves the state at once; and `candidates` with an entry that was
+    delivered.
     """
     for seed in range(100):
         walk(random.Random(seed))
@@ -103,7 +108,8 @@ def test_the_end_of_the_source_is_no_candidate_and_needs_the_window(in_order: bo
 
 
 def test_there_is_room_behind_a_marker_if_it_may_be_passed_and_never_behind_an_empty_epoch_or_an_error() -> None:
-    """Seen to fail: a source without items that is pulled forever; an item pulled behind an error that nobody has seen."""
+    """Seen to fail: a source without items that is pulled forever; an item pulled behind an error that nobody has
+    seen."""
     window, _ = window_of(None, EndOfEpoch(0))
     assert (window.has_room(3, YES), window.has_room(3, NO), window.holds_error) == (True, False, False)
     push(window, EndOfEpoch(1))

@@ -1,4 +1,5 @@
-"""Draws from the global generators in worker threads are said in one warning; those of the loop are not mistaken for them.
+"""Draws from the global generators in worker threads are said in one warning; those of the loop are not mistaken for
+them.
 
 Each batch sleeps a little, as if it were read from a disk, so that the loop waits for its workers.
 """
@@ -64,7 +65,9 @@ def said_by(loader, epochs=1, step=lambda: None):
             assert items == list(range(400))
         report = loader.report()
     said = [str(one.message) for one in caught]
-    assert [line.removeprefix("random numbers: ") for line in report.splitlines() if line.startswith("random numbers")] == said
+    assert [
+        line.removeprefix("random numbers: ") for line in report.splitlines() if line.startswith("random numbers")
+    ] == said
     assert all(one.category is UserWarning for one in caught)
     return said
 
@@ -106,7 +109,9 @@ def build(part, draw):
     numbers = Numbers()
     if part == "a function that is mapped":
         mapped = Batcher(Cycler(Sampler(SequentialOrder(400))), BATCH)
-        return Loader(ParallelMapper(mapped, lambda indices: collate([numbers[one] for one in indices]), 2)), "build.<locals>.<lambda>"
+        return Loader(
+            ParallelMapper(mapped, lambda indices: collate([numbers[one] for one in indices]), 2)
+        ), "build.<locals>.<lambda>"
     if part == "step":
         steps = [stepping(draw)]
         return loaded(
@@ -144,7 +149,8 @@ def test_what_draws_in_worker_threads_is_said_once(part, generator):
     ids=["one in 20", "after 1000"],
 )
 def test_rare_and_late_draws_are_seen(draws, n_readers):
-    """Seen to fail: a watch of the first batches only; one that takes the wait of a reader thread for that of the loop."""
+    """Seen to fail: a watch of the first batches only; one that takes the wait of a reader thread for that of the
+    loop."""
     seen = count()
     loader = loaded(Numbers(draw=lambda index: draws(index, next(seen)) and random.random()))
     (said,) = said_by(read_by(n_readers, loader), 5)
@@ -161,7 +167,8 @@ def test_a_loop_that_is_slower_than_its_workers_is_told_too(n_readers):
 
 @pytest.mark.parametrize("n_readers", [0, 2])
 def test_a_single_draw_is_seen(n_readers):
-    """One sample of 400, once. With readers it is not seen while one of them does not wait, which is rare: so it has three tries.
+    """One sample of 400, once. With readers it is not seen while one of them does not wait, which is rare: so it has
+    three tries.
 
     Seen to fail: a watch of every other wait.
     """
@@ -171,7 +178,10 @@ def test_a_single_draw_is_seen(n_readers):
         loader = loaded(Numbers(draw=lambda index, first=first: index == 210 and next(first, int)()))
         said += said_by(read_by(n_readers, loader), 2)
     assert said
-    assert all(one.startswith("Numbers.__getitem__ drew from the global random numbers in worker threads (random)") for one in said)
+    assert all(
+        one.startswith("Numbers.__getitem__ drew from the global random numbers in worker threads (random)")
+        for one in said
+    )
 
 
 def test_as_an_error_it_loses_no_batch():
@@ -198,7 +208,8 @@ def test_the_loop_may_draw(n_readers):
 
 @pytest.mark.parametrize("n_readers", [0, 2])
 def test_a_reader_thread_may_draw(n_readers):
-    """As where it seeds a sampler and restores the generators, while the loop waits. Seen to fail: a watch of the loop's wait alone."""
+    """As where it seeds a sampler and restores the generators, while the loop waits. Seen to fail: a watch of the
+    loop's wait alone."""
 
     class Drawing(Node):
         def transform(self, item):
@@ -212,14 +223,17 @@ def test_a_reader_thread_may_draw(n_readers):
 
 
 @pytest.mark.parametrize(
-    "words", [{"num_workers": 0}, {"method": "process", "multiprocessing_context": "fork"}, {"seed_global_rngs": False}], ids=str
+    "words",
+    [{"num_workers": 0}, {"method": "process", "multiprocessing_context": "fork"}, {"seed_global_rngs": False}],
+    ids=str,
 )
 def test_elsewhere_all_may_draw(words):
     assert said_by(loaded(Numbers(draw=lambda _: all_three()), **words), 2, all_three) == []
 
 
 def test_another_thread_is_named_too():
-    """Only one of the two can have drawn, and nobody can tell which. Seen to fail: the threads of the program left out."""
+    """Only one of the two can have drawn, and nobody can tell which. Seen to fail: the threads of the program left
+    out."""
     end = threading.Event()
 
     def draw():
@@ -231,7 +245,8 @@ def test_another_thread_is_named_too():
     try:
         (said,) = said_by(loaded(Numbers()), 2)
         assert said.startswith(
-            "Numbers.__getitem__, or another thread of your program (logger), drew from the global random numbers in worker threads ("
+            "Numbers.__getitem__, or another thread of your program (logger), drew from the global random numbers in "
+            "worker threads ("
         )
     finally:
         end.set()
@@ -240,7 +255,8 @@ def test_another_thread_is_named_too():
 
 @pytest.mark.parametrize(("as_node", "seen"), [(False, True), (True, True), (True, False)])
 def test_the_resume_law_says_it(as_node, seen):
-    """It named two numbers that differed, and not why. Seen to fail: the assertion left out; a loop that never waits, in which the watch sees nothing."""
+    """It named two numbers that differed, and not why. Seen to fail: the assertion left out; a loop that never waits,
+    in which the watch sees nothing."""
 
     def noisy(index):
         return index + random.random()
@@ -250,7 +266,9 @@ def test_the_resume_law_says_it(as_node, seen):
         loader.root.draws.blocked.off = not seen
         return loader.root if as_node else loader
 
-    with pytest.raises(AssertionError, match=r"transform .*noisy drew from the global random numbers in worker threads \(random\)"):
+    with pytest.raises(
+        AssertionError, match=r"transform .*noisy drew from the global random numbers in worker threads \(random\)"
+    ):
         assert_resumes_everywhere(build, steps=25)
 
 

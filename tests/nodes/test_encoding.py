@@ -43,7 +43,11 @@ def same(a, b):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_raw(a), _raw(b))
     if isinstance(a, np.ndarray | np.generic):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b)) if isinstance(a, float) else a == b
+    return (
+        (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+        if isinstance(a, float)
+        else a == b
+    )
 
 
 def named(item):
@@ -64,7 +68,15 @@ arrays = st.builds(
     st.lists(st.lists(st.integers(0, 100), min_size=2, max_size=2), max_size=3) | st.integers(0, 100),
     st.sampled_from(["?", "i1", "<u4", ">f8", "c16", "U3", "M8[ns]", [("a", "i4"), ("b", "f8")]]),
 )
-keys = st.text(max_size=2) | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False) | st.binary(max_size=2) | st.just(TAG)
+keys = (
+    st.text(max_size=2)
+    | st.integers()
+    | st.booleans()
+    | st.none()
+    | st.floats(allow_nan=False)
+    | st.binary(max_size=2)
+    | st.just(TAG)
+)
 hashable = st.recursive(keys, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=2), max_leaves=4)
 values = st.recursive(
     hashable
@@ -88,7 +100,8 @@ values = st.recursive(
 @settings(max_examples=200, deadline=None, database=None, derandomize=True)
 @given(values)
 def test_whatever_is_encoded_comes_back_the_same(value):
-    """Types and the order of keys too. Seen to fail: without the tag around dicts that hold the tag's key, and with sets in their own order."""
+    """Types and the order of keys too. Seen to fail: without the tag around dicts that hold the tag's key, and with
+    sets in their own order."""
     assert same(through_json(value), value)
     assert json.dumps(encoded(through_json(value), "it")) == json.dumps(encoded(value, "it"))
 
@@ -114,7 +127,8 @@ def test_whatever_is_encoded_comes_back_the_same(value):
     ids=repr,
 )
 def test_so_does_what_is_not_made_up(value):
-    """Seen to fail: ``copy.deepcopy`` and ``json.dumps``, which made strings of keys, lists of tuples, and refused tensors."""
+    """Seen to fail: ``copy.deepcopy`` and ``json.dumps``, which made strings of keys, lists of tuples, and refused
+    tensors."""
     assert same(through_json(value), value)
 
 
@@ -125,7 +139,13 @@ def test_what_is_json_already_stays_as_it_is(value):
 
 
 def test_what_was_encoded_does_not_change_afterwards():
-    value = {"list": [1], "tensor": torch.zeros(2), "array": np.zeros(2), "bytes": bytearray(b"a"), "deep": ({"x": [0]},)}
+    value = {
+        "list": [1],
+        "tensor": torch.zeros(2),
+        "array": np.zeros(2),
+        "bytes": bytearray(b"a"),
+        "deep": ({"x": [0]},),
+    }
     before = encoded(value, "it")
     text = json.dumps(before)
     value["list"].append(2)
@@ -180,7 +200,8 @@ def test_what_would_come_back_as_something_else_is_refused_by_its_place(value, p
     ids=repr,
 )
 def test_a_damaged_tag_is_a_state_error(tagged):
-    """Any others: `test_hostile_files`. Seen to fail: a KeyError, a TypeError or a RuntimeError of torch, for each of them."""
+    """Any others: `test_hostile_files`. Seen to fail: a KeyError, a TypeError or a RuntimeError of torch, for each of
+    them."""
     with pytest.raises(StateError, match="cannot be read"):
         decoded({"a": [tagged]})
     with pytest.raises(StateError, match="cannot be read"):
@@ -223,7 +244,8 @@ def resumed(build, steps):
     ],
 )
 def test_a_source_gets_its_state_back_as_it_was(keep, place):
-    """Seen to fail: items 2 and 3 came again, because the integer key had become a string, and the tuple a list; tensors were refused."""
+    """Seen to fail: items 2 and 3 came again, because the integer key had become a string, and the tuple a list;
+    tensors were refused."""
     assert resumed(lambda: IterableSource(Numbers(keep, place)), 2) == list(range(6))
 
 
@@ -241,9 +263,12 @@ def test_a_node_of_torchdata_with_a_tensor_in_its_state_resumes():
 
 
 @pytest.mark.parametrize("late", [0, 3])
-@pytest.mark.parametrize("wrap", [lambda node: node, lambda node: Batcher(node, 1), lambda node: Prefetcher(Batcher(node, 1))])
+@pytest.mark.parametrize(
+    "wrap", [lambda node: node, lambda node: Batcher(node, 1), lambda node: Prefetcher(Batcher(node, 1))]
+)
 def test_a_state_that_cannot_be_saved_is_an_error_of_the_batch(late, wrap):
-    """Not only by ``state_dict()``, and also if the state becomes unsavable later. Seen to fail: five batches came, and the first checkpoint raised."""
+    """Not only by ``state_dict()``, and also if the state becomes unsavable later. Seen to fail: five batches came, and
+    the first checkpoint raised."""
     source = Numbers(lambda at: {"at": at, "f": [Mine() if at > late else 0]})
     source.at = 1 if late == 0 else 0
     with Loader(wrap(Cycler(IterableSource(source)))) as loader:

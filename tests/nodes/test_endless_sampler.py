@@ -1,4 +1,5 @@
-"""A sampler without a length is read in blocks: by value and in order, resumed at every step, in bounded memory, and ended when it is closed."""
+"""A sampler without a length is read in blocks: by value and in order, resumed at every step, in bounded memory, and
+ended when it is closed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ N, BLOCK = 7, 10
 
 
 class Passes:
-    """Permutation after permutation, as detectron2's ``TrainingSampler``: its randomness is its own, and it never ends."""
+    """Permutation after permutation, as detectron2's ``TrainingSampler``: its randomness is its own, and it never
+    ends."""
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(7)
@@ -67,11 +69,15 @@ def blocks(monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "words",
-    [lambda: {"batch_size": 4, "sampler": Passes()}, lambda: {"batch_sampler": BatchSampler(Passes(), 3, drop_last=False)}],
+    [
+        lambda: {"batch_size": 4, "sampler": Passes()},
+        lambda: {"batch_sampler": BatchSampler(Passes(), 3, drop_last=False)},
+    ],
     ids=["sampler", "batch_sampler"],
 )
 def test_an_endless_sampler_gives_what_dataloader_gives(blocks, words, workers):
-    """Seen to fail: the first ``next`` never returned, and read on until the memory was full; the error of a ``BatchSampler`` without a length."""
+    """Seen to fail: the first ``next`` never returned, and read on until the memory was full; the error of a
+    ``BatchSampler`` without a length."""
     theirs = islice(DataLoader(range(N), **words()), 9)
     with Loader.from_dataset(range(N), **words(), num_workers=workers, method="thread") as loader:
         ours = [batch.tolist() for batch in islice(loader, 5)]
@@ -96,7 +102,9 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize(("name", "plan_ahead"), [*((name, False) for name in ENDLESS), ("draws, in batches", True), ("remembers", True)])
+@pytest.mark.parametrize(
+    ("name", "plan_ahead"), [*((name, False) for name in ENDLESS), ("draws, in batches", True), ("remembers", True)]
+)
 def test_an_endless_sampler_resumes_at_every_step(blocks, name, plan_ahead):
     """By another node. Seen to fail: with the samples before a block not counted."""
     make, batches = ENDLESS[name]
@@ -114,14 +122,16 @@ def test_an_endless_sampler_resumes_at_every_step(blocks, name, plan_ahead):
         node = build()
         node.reset(states[step])
         assert node.get_state() == states[step]
-        assert following(node, min(steps - step - 1, 3)) == (items[step + 1 : step + 4], states[step + 1 : step + 4]), f"after {step=}"
+        assert following(node, min(steps - step - 1, 3)) == (items[step + 1 : step + 4], states[step + 1 : step + 4]), (
+            f"after {step=}"
+        )
         node.shutdown()
 
 
 @pytest.mark.parametrize(("make", "plan_ahead"), [(Passes, False), (Drawing, True), (Drawing, False), (Lent, True)])
 def test_blocks_give_what_the_whole_gives(blocks, wrap, monkeypatch, make, plan_ahead):
-    """Also where the training loop draws between two items, which it does undisturbed. Seen to fail: without the sampler's own stream kept
-    between two blocks; without the caller's put back."""
+    """Also where the training loop draws between two items, which it does undisturbed. Seen to fail: without the
+    sampler's own stream kept between two blocks; without the caller's put back."""
 
     class Ends(make):
         def __iter__(self):
@@ -147,8 +157,8 @@ def test_it_is_said_once_that_a_sampler_is_read_in_blocks(blocks, wrap, caplog):
     node = wrap(Told(3 * BLOCK))
     following(node, 7 * BLOCK)
     assert [record.message for record in caplog.records] == [
-        "Told has not ended after 10 items, so it is read in blocks while it is used. The number of items in an epoch stays "
-        "unknown, and a resume reads the indices again from the epoch's start, but no sample."
+        "Told has not ended after 10 items, so it is read in blocks while it is used. The number of items in an epoch "
+        "stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
     ]
     caplog.clear()
     following(wrap(Told(BLOCK - 1)), 3 * BLOCK)
@@ -176,7 +186,10 @@ def test_padding_an_endless_sampler_is_refused(blocks):
     """Seen to fail: the refusal was the Sharder's, which names no sampler."""
     refused = pytest.raises(
         GraphError,
-        match="Passes, which has no __len__, cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'",
+        match=(
+            "Passes, which has no __len__, cannot be read by position, which tail='pad' needs. Use tail='drop' or "
+            "tail='exact'"
+        ),
     )
     with Loader.from_dataset(range(N), sampler=Passes(), rank=0, world_size=2) as loader, refused:
         next(iter(loader))

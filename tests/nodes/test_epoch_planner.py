@@ -1,4 +1,5 @@
-"""Samplers that remember, and those that lie. What comes of any, in any order of calls: `tests/loader/test_cursor.py`."""
+"""Samplers that remember, and those that lie. What comes of any, in any order of calls:
+`tests/loader/test_cursor.py`."""
 
 from __future__ import annotations
 
@@ -35,14 +36,17 @@ def test_a_memory_that_cannot_be_led_is_named(caplog: pytest.LogCaptureFixture, 
     node.reset(node.start(5))
     next(node)
     assert (
-        "Grows cannot be moved to another epoch, because it can be neither copied nor compared, so epoch 5 is what it yields next."
-        in caplog.text
-    )
+        "Grows cannot be moved to another epoch, because it can be neither copied nor compared, so epoch 5 is what it "
+        "yields next."
+    ) in caplog.text
 
 
 @pytest.mark.parametrize("position", [1, 2 * BLOCK])
-def test_a_memory_that_shows_only_at_the_end_of_an_epoch_is_found(monkeypatch: pytest.MonkeyPatch, wrap: Any, position: int) -> None:
-    """Where the state's checksum is that of any epoch, and the sampler is read in blocks. Seen to fail: epoch 3 ended like epoch 0."""
+def test_a_memory_that_shows_only_at_the_end_of_an_epoch_is_found(
+    monkeypatch: pytest.MonkeyPatch, wrap: Any, position: int
+) -> None:
+    """Where the state's checksum is that of any epoch, and the sampler is read in blocks. Seen to fail: epoch 3 ended
+    like epoch 0."""
     monkeypatch.setattr(sampler_reading, "CHUNK", BLOCK)
     node = wrap(Grows())
     node.reset({"epoch": 3, "position": position, "checksum": zlib.crc32(np.arange(position).astype("<i8").tobytes())})
@@ -60,7 +64,10 @@ class Lies:
 def test_a_length_is_believed_until_an_epoch_shows_otherwise() -> None:
     with Loader.from_dataset(range(9), sampler=Lies()) as loader:
         assert len(loader) == 7
-        with pytest.warns(UserWarning, match="Lies has a length of 7, but epoch 0 has 6 items. From now on the length counts as unknown"):
+        with pytest.warns(
+            UserWarning,
+            match="Lies has a length of 7, but epoch 0 has 6 items. From now on the length counts as unknown",
+        ):
             assert [batch.item() for batch in loader] == list(range(6))
         assert [batch.item() for batch in loader] == list(range(6))
         with pytest.raises(TypeError, match="no length"):

@@ -1,4 +1,5 @@
-"""By what another process can tell whether its iterable begins with the same items. Record k has k in every field that differs."""
+"""By what another process can tell whether its iterable begins with the same items. Record k has k in every field that
+differs."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def marks(items: Any, *, ended: bool = True) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_items_agree_and_others_do_not(kind: str) -> None:
-    """However they come. Seen to fail: pictures and floats that never counted, or not beside a constant; contents of PIL, and items without ``__dict__``."""
+    """However they come. Seen to fail: pictures and floats that never counted, or not beside a constant; contents of
+    PIL, and items without ``__dict__``."""
     make = KINDS[kind]
     whole = FirstItems()
     whole.add([make(k) for k in range(20)], ended=False)
@@ -98,11 +100,15 @@ def test_the_same_items_agree_and_others_do_not(kind: str) -> None:
 
 
 def test_one_field_that_agrees_is_enough() -> None:
-    """Of any kind, beside paths, times and pictures of a rank. Seen to fail with one checksum of everything, and when a path hid floats and pictures."""
+    """Of any kind, beside paths, times and pictures of a rank. Seen to fail with one checksum of everything, and when a
+    path hid floats and pictures."""
     rng = np.random.default_rng()
     for equal in (lambda k: k % 5, float, lambda k: np.full((2, 2), k)):
         ranks = (
-            marks({"picture": rng.random((3, 3)), "path": f"/{rank}/{k}", "at": 100 * rank + k, "equal": equal(k)} for k in range(8))
+            marks(
+                {"picture": rng.random((3, 3)), "path": f"/{rank}/{k}", "at": 100 * rank + k, "equal": equal(k)}
+                for k in range(8)
+            )
             for rank in range(2)
         )
         assert {*next(ranks)} & {*next(ranks)}
@@ -122,7 +128,8 @@ def test_one_field_that_agrees_is_enough() -> None:
     ids=["none", "one", "pictures that are not decoded", "addresses", "opaque", "broken", "constant"],
 )
 def test_items_that_say_nothing_have_no_marks(items: list[Any]) -> None:
-    """Seen to fail: a class that all first items have was compared; pictures were decoded; texts with addresses were compared."""
+    """Seen to fail: a class that all first items have was compared; pictures were decoded; texts with addresses were
+    compared."""
     assert marks(items) == ()
 
 
@@ -135,22 +142,25 @@ def test_there_are_no_marks_before_there_are_enough_items() -> None:
 @pytest.mark.slow
 def test_another_process_has_the_same_marks() -> None:
     """With another seed of hashes. Seen to fail with ``hash`` and with sets that were not sorted."""
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import test_first_items as t; print({k: t.marks(map(make, range(8))) for k, make in t.KINDS.items()})"
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", program, __file__.rpartition("/")[0]],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert said == {f"{ {k: marks(map(make, range(8))) for k, make in KINDS.items()} }\n"}
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_first_items as t; print({k: t.marks(map(make, "
+        "range(8))) for k, make in t.KINDS.items()})"
+    )
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    said = subprocess.run(
+        [sys.executable, "-c", program, __file__.rpartition("/")[0]],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+    ).stdout
+    assert said == f"{ {k: marks(map(make, range(8))) for k, make in KINDS.items()} }\n"
 
 
 @pytest.mark.parametrize(
-    "wrap", [Slotted, Named, lambda one: Record(one, frozenset), lambda one: {"x": (one,)}], ids=["slots", "named", "object", "dict"]
+    "wrap",
+    [Slotted, Named, lambda one: Record(one, frozenset), lambda one: {"x": (one,)}],
+    ids=["slots", "named", "object", "dict"],
 )
 def test_values_read_alike_unless_their_text_has_an_order_or_an_address(wrap: Any) -> None:
     """Seen to fail: only numbers and texts were compared, and when nobody looked inside."""

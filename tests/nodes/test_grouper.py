@@ -1,4 +1,5 @@
-"""Grouper: packs and batches of similar lengths as items of an epoch. Every item once, in blocks, the same on all ranks; a jump plans one block."""
+"""Grouper: packs and batches of similar lengths as items of an epoch. Every item once, in blocks, the same on all
+ranks; a jump plans one block."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def epoch(node):
 
 
 def pieces_of(items):
-    return sorted(piece for item in items for piece in zip(item.values.indices, item.values.starts, item.values.lengths, strict=True))
+    return sorted(
+        piece
+        for item in items
+        for piece in zip(item.values.indices, item.values.starts, item.values.lengths, strict=True)
+    )
 
 
 class TestAnEpoch:
@@ -71,7 +76,10 @@ class TestAnEpoch:
             hands = []
             for rank in range(world_size):
                 node = Sharder(
-                    Cycler(Grouper(SequentialOrder(10), Packs(lengths, 4, block=2, count=count))), rank, world_size, tail="exact"
+                    Cycler(Grouper(SequentialOrder(10), Packs(lengths, 4, block=2, count=count))),
+                    rank,
+                    world_size,
+                    tail="exact",
                 )
                 node.reset()
                 hands.append(epoch(node))
@@ -79,7 +87,9 @@ class TestAnEpoch:
                 node.shutdown()
             dealt = [hand[k] for k in range(len(hands[0])) for hand in hands if k < len(hand)]
             assert pieces_of(dealt) == [(3, 0, 4), (3, 4, 1), (5, 0, 3), (6, 0, 4), (6, 4, 4), (6, 8, 1)]
-        assert_resumes_everywhere(lambda: Cycler(Grouper(SequentialOrder(10), Packs(lengths, 4, block=2, count=count))), steps=20)
+        assert_resumes_everywhere(
+            lambda: Cycler(Grouper(SequentialOrder(10), Packs(lengths, 4, block=2, count=count))), steps=20
+        )
 
 
 class TestTaking:
@@ -116,10 +126,14 @@ class TestTheState:
         node.shutdown()
 
     def test_of_a_mix_depends_on_the_stages_that_the_block_has_seen(self):
-        """Blocks of 16: what begins at item 32 is part of a block that was begun at item 32, and not of the one before."""
+        """Blocks of 16: what begins at item 32 is part of a block that was begun at item 32, and not of the one
+        before."""
         longer = [(0, {"a": 1}), (32, {"b": 1})]
         one, other = (
-            Grouper(Mix({"a": range(40), "b": range(20)}, stages, epoch_size=N).order(shuffle=True, seed=1), KINDS["packs"]())
+            Grouper(
+                Mix({"a": range(40), "b": range(20)}, stages, epoch_size=N).order(shuffle=True, seed=1),
+                KINDS["packs"](),
+            )
             for stages in ([*longer[:1], (32, {"a": 1, "b": 1})], longer)
         )
         for block, taken, same in ((0, 0, True), (1, 3, True), (2, 0, True), (2, 1, False), (3, 0, False)):
@@ -169,12 +183,17 @@ class TestOverManyBlocks:
         hands = []
         for rank in range(8):
             node = Sharder(
-                Cycler(Grouper(ShuffledOrder(16_384, 1), Buckets(seconds, 200, max_samples=64, same_size_run=alike))), rank, 8, tail="drop"
+                Cycler(Grouper(ShuffledOrder(16_384, 1), Buckets(seconds, 200, max_samples=64, same_size_run=alike))),
+                rank,
+                8,
+                tail="drop",
             )
             node.reset()
             hands.append([seconds[item.values] for item in epoch(node)])
         batches = [batch for hand in hands for batch in hand]
-        assert 1 - sum(batch.sum() for batch in batches) / sum(batch.max() * len(batch) for batch in batches) < 0.02, "little is padding"
+        assert 1 - sum(batch.sum() for batch in batches) / sum(batch.max() * len(batch) for batch in batches) < 0.02, (
+            "little is padding"
+        )
         cost = np.array([[batch.max() * len(batch) * (1 + batch.max() / 20) for batch in hand] for hand in hands])
         assert least < 1 - cost.mean() / cost.max(axis=0).mean() < most
 

@@ -1,4 +1,5 @@
-"""An `IndexNode` that adds something to the place of its source: the contract of `index_node`, in a node like a user's."""
+"""An `IndexNode` that adds something to the place of its source: the contract of `index_node`, in a node like a
+user's."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ import pytest
 from penstock import GraphError, Loader, StateError
 from penstock._fetch.indices import Nothing
 from penstock._nodes.index_node import Facts, FirstNode, check_positions, index_of, items_in, left_at, source_of
-from penstock.nodes import Batcher, Cycler, EndOfEpoch, Fetch, IndexNode, Indices, Node, ParallelMapper, Sampler, Sharder
+from penstock.nodes import (
+    Batcher,
+    Cycler,
+    EndOfEpoch,
+    Fetch,
+    IndexNode,
+    Indices,
+    Node,
+    ParallelMapper,
+    Sampler,
+    Sharder,
+)
 from penstock.orders import SequentialOrder, ShuffledOrder
 from penstock.testing import Tagged, assert_resumes_everywhere
 
@@ -55,7 +67,9 @@ class Repeat(IndexNode[Any]):
             rest, behind = (rest, behind) if len(last) else (0, after)
         rest *= len(items) >= whole
         end = min(given + n * every, len(items) * self.times)
-        return [self.copied(items[k // self.times], k % self.times) for k in range(given + first, end, every)], place_of(behind, rest)
+        return [
+            self.copied(items[k // self.times], k % self.times) for k in range(given + first, end, every)
+        ], place_of(behind, rest)
 
     def peek(self, place: Any, positions: Any) -> Any:
         items = self.upstream.peek(place["source"], positions // self.times)
@@ -199,7 +213,13 @@ class Least(FirstNode[Any]):
 
 def test_what_a_first_node_says_by_default() -> None:
     node = Least()
-    assert (node.first, node.settings_at(0, None), node.changes(), node.choices(), node.note({})) == (node, {}, {}, {}, ())
+    assert (node.first, node.settings_at(0, None), node.changes(), node.choices(), node.note({})) == (
+        node,
+        {},
+        {},
+        {},
+        (),
+    )
     assert (node.has_notes, node.state_is_per_rank(), node.looks_back, node.sized()) == (False, False, False, True)
     assert node.asked == [("start", 0, None)]
     assert type("Noted", (Least,), {"note": lambda self, place: (1,)})().has_notes is True
@@ -256,7 +276,8 @@ def test_a_reset_begins_the_next_epoch_if_part_of_one_was_read(back: bool) -> No
 
 
 def test_a_node_reads_one_item_after_another() -> None:
-    """And keeps the place: an interrupted read has moved nothing. Seen to fail: with the place moved first; without the last item's address."""
+    """And keeps the place: an interrupted read has moved nothing. Seen to fail: with the place moved first; without the
+    last item's address."""
     node = IndexNode(first := Least())
     assert node.get_state() == {"epoch": 0, "position": 0}
     assert (node.next().values, node.address()) == (0, Indices(0, 0, 0))  # also without a reset
@@ -277,9 +298,16 @@ def test_a_node_reads_one_item_after_another() -> None:
         with pytest.raises(TypeError, match="that was started cannot be pickled"):
             pickle.dumps(one)
     cycled = IndexNode(Cycler(Least()))
-    assert [item if isinstance(item, EndOfEpoch) else item.values for item in islice(cycled, 7)] == [*range(5), EndOfEpoch(0), 1000]
+    assert [item if isinstance(item, EndOfEpoch) else item.values for item in islice(cycled, 7)] == [
+        *range(5),
+        EndOfEpoch(0),
+        1000,
+    ]
     cycled.reset()
-    assert [item if isinstance(item, EndOfEpoch) else item.values for item in islice(cycled, 6)] == [*range(5), EndOfEpoch(0)]
+    assert [item if isinstance(item, EndOfEpoch) else item.values for item in islice(cycled, 6)] == [
+        *range(5),
+        EndOfEpoch(0),
+    ]
     assert cycled.address() is None
 
 
@@ -294,7 +322,10 @@ def test_a_users_node_is_read_in_the_same_way() -> None:
     node = index_of(Plus(first))
     start = {"epoch": 1, "position": 0}
     items, place = node.read(start, 2, 3, 1)
-    assert ([(item.positions, item.values) for item in items], place) == ([(1, 11_001), (4, 11_004)], {"epoch": 1, "position": 6})
+    assert ([(item.positions, item.values) for item in items], place) == (
+        [(1, 11_001), (4, 11_004)],
+        {"epoch": 1, "position": 6},
+    )
     assert [item.values for item in node.read(start, 2)[0]] == [11_000, 11_001]
     assert [item.values for item in node.peek(start, np.array([3, 7]))] == [11_003, 11_002]
     assert [item.values for item in node.at(1, np.array([3, 6]), wraps=True)] == [11_003, 11_001]
@@ -456,7 +487,8 @@ class Half(Node[Any]):
 
 
 def test_what_is_left_is_counted_through_the_nodes() -> None:
-    """Seen to fail: what is in flight not taken off; counted in another order; a user's state taken for its source's."""
+    """Seen to fail: what is in flight not taken off; counted in another order; a user's state taken for its
+    source's."""
     at = {"epoch": 1, "position": 1}
     first = Least()
     assert left_at(first, at) == left_at(Plus(first), at) == 5
@@ -473,7 +505,12 @@ def test_what_is_left_is_counted_through_the_nodes() -> None:
 
 def test_the_items_of_an_epoch_are_counted_through_the_nodes() -> None:
     first = Least()
-    assert (items_in(first, 2), items_in(Plus(first), 2), items_in(Half(first), 3), items_in(Half(Half(first)), 3)) == (7, 7, 4, 2)
+    assert (items_in(first, 2), items_in(Plus(first), 2), items_in(Half(first), 3), items_in(Half(Half(first)), 3)) == (
+        7,
+        7,
+        4,
+        2,
+    )
     assert (items_in(Half(Repeat(first, 3)), 2), items_in(Repeat(Half(first), 3), 2)) == (10, 9)
     assert items_in(Plus(Half(Half(Plus(Half(first))))), 0) is None
     assert items_in(Plus(Least(unknown=True)), 0) is None

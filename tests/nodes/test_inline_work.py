@@ -1,4 +1,5 @@
-"""Samples that a reader thread loads inline: the user's generators are never disturbed, and samples draw the same numbers as without the thread."""
+"""Samples that a reader thread loads inline: the user's generators are never disturbed, and samples draw the same
+numbers as without the thread."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def values(batches: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("reader", "mapper", "draw"), pairwise(READERS, MAPPERS, DRAWS))
 def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper, reader, caplog):
-    """And they are the same as without a reader. Seen to fail: a reader that goes on while the user draws, and then undoes those draws."""
+    """And they are the same as without a reader. Seen to fail: a reader that goes on while the user draws, and then
+    undoes those draws."""
     consumer = Consumer()
     expected = values(Loader(graph(Samples(consumer, DRAWS[draw]), mapper)))
     dataset = Samples(consumer, DRAWS[draw])
@@ -104,7 +106,9 @@ def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper
 
 
 @pytest.mark.parametrize("mapper", MAPPERS)
-@pytest.mark.parametrize("draw", [lambda index: 1.0, lambda index: float(sample().rng.random())], ids=["nothing", "sample().rng"])
+@pytest.mark.parametrize(
+    "draw", [lambda index: 1.0, lambda index: float(sample().rng.random())], ids=["nothing", "sample().rng"]
+)
 def test_samples_that_draw_nothing_are_read_ahead(draw, mapper, caplog):
     """As soon as that is known. Seen to fail: a reader that is held forever."""
     consumer = Consumer()
@@ -149,7 +153,8 @@ def changed_in_place(item: Any) -> Any:
 @pytest.mark.parametrize("kind", [list, iter], ids=["a list", "an iterator"])
 @pytest.mark.parametrize("mapper", MAPPERS)
 def test_a_function_gets_each_item_as_it_was(mapper, kind):
-    """Also the first, which is done once more, seeded, where it drew. Seen to fail: the second time it got what the first had left of the item."""
+    """Also the first, which is done once more, seeded, where it drew. Seen to fail: the second time it got what the
+    first had left of the item."""
     items = [[k] if kind is list else (value for value in [k]) for k in range(CALM + 3)]
     with Loader(Prefetcher(MAPPERS[mapper](IterableSource(items), changed_in_place))) as loader:
         assert list(loader) == [[100 + k] for k in range(CALM + 3)]
@@ -170,13 +175,16 @@ def test_the_transform_of_a_stream_is_named(caplog):
 @pytest.mark.parametrize("method", ["a Mapper", "inline", "process"])
 @pytest.mark.parametrize("draws", [True, False])
 def test_draws_behind_another_mapper_are_said(tmp_path, method, draws):
-    """Their items have no position. Seen to fail: other numbers in each run, also after a resume, without a word; inline, each item drew the same."""
+    """Their items have no position. Seen to fail: other numbers in each run, also after a resume, without a word;
+    inline, each item drew the same."""
     log = logging.FileHandler(tmp_path / "log")  # the workers write into it, too
     logging.getLogger("penstock").addHandler(log)
     node = ParallelMapper(Cycler(Sampler(SequentialOrder(9))), int, 1, method="thread")
     function = jittered if draws else int
     options = (
-        {} if method == "a Mapper" else {"num_workers": int(method == "process"), "method": "process", "multiprocessing_context": "fork"}
+        {}
+        if method == "a Mapper"
+        else {"num_workers": int(method == "process"), "method": "process", "multiprocessing_context": "fork"}
     )
     try:
         with Loader((Mapper if method == "a Mapper" else ParallelMapper)(node, function, **options)) as loader:

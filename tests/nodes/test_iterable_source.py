@@ -69,7 +69,8 @@ every_dataset = pytest.mark.parametrize(
 @every_dataset
 @pytest.mark.parametrize(("workers", "size"), [(0, 2), (2, 2), (0, 5)])
 def test_neither_the_data_nor_the_users_draws_depend_on_workers_and_batch_size(make, workers, size):
-    """Each item is seeded, not each block. Seen to fail: both differed, because the iterable is read ahead among the user's draws."""
+    """Each item is seeded, not each block. Seen to fail: both differed, because the iterable is read ahead among the
+    user's draws."""
     data, mine = loaded(make(), num_workers=workers, batch_size=size)
     assert data == loaded(make())[0]
     assert len(set(data)) == 2 * N
@@ -200,7 +201,9 @@ def test_an_epoch_that_an_iterable_cannot_give_again_is_an_error(workers):
         with pytest.raises((GraphError, SourceError)) as caught:  # read ahead by workers, it was raised earlier
             list(loader)
         why = str(caught.value.__cause__ or caught.value)
-        assert re.search("Once yielded no item in epoch 1, although .*read only once.*Create its iterator in __iter__", why)
+        assert re.search(
+            "Once yielded no item in epoch 1, although .*read only once.*Create its iterator in __iter__", why
+        )
     with Loader.from_dataset(stream, 2, collate_fn=list, **workers) as loader:
         loader.load_state_dict(start)
         with pytest.raises(GraphError, match="Once yielded no item in epoch 0"):
@@ -321,21 +324,23 @@ class HasAState(Shuffles):
 
 
 every_shuffle = pytest.mark.parametrize(
-    "make", [Shuffles, ShufflesAtOnce, ShufflesLazily, ShufflesAnew, ShufflesTold, ShufflesByAGlobal, HasPasses, HasAState]
+    "make",
+    [Shuffles, ShufflesAtOnce, ShufflesLazily, ShufflesAnew, ShufflesTold, ShufflesByAGlobal, HasPasses, HasAState],
 )
 
 
 @pytest.mark.filterwarnings("ignore:.* has no state_dict")
 @every_shuffle
 def test_one_with_its_own_generator_resumes_everywhere(make):
-    """Seen to fail: a resume in epoch 1 repeated and lost items, because only the global generators were seeded; for one that makes its generator
-    lazily, `made_one` that says False."""
+    """Seen to fail: a resume in epoch 1 repeated and lost items, because only the global generators were seeded; for
+    one that makes its generator lazily, `made_one` that says False."""
     assert_resumes_everywhere(lambda: Loader.from_dataset(make(), 2, seed=3, collate_fn=list), steps=9)
 
 
 @every_shuffle
 def test_each_pass_has_every_item(make):
-    """And the passes differ, except where the user begins anew. Seen to fail: a pass that was begun again without its first item."""
+    """And the passes differ, except where the user begins anew. Seen to fail: a pass that was begun again without its
+    first item."""
     with Loader.from_dataset(make(), 2, collate_fn=list) as loader:
         passes = [[k for batch in loader for k, *_ in batch] for _ in range(3)]
     assert all(sorted(one) == list(range(N)) for one in passes)
@@ -374,7 +379,11 @@ def asking(name):
 
 @pytest.mark.parametrize(
     ("options", "level"),
-    [({}, "INFO"), ({"num_workers": 1}, "WARNING"), ({"split": "items", "rank": 0, "world_size": 2, "tail": "drop"}, "WARNING")],
+    [
+        ({}, "INFO"),
+        ({"num_workers": 1}, "WARNING"),
+        ({"split": "items", "rank": 0, "world_size": 2, "tail": "drop"}, "WARNING"),
+    ],
 )
 def test_one_that_asks_which_worker_it_is_is_told_of_lanes(options, level, caplog):
     """Once in a process, and only if it really asks. Seen to fail: nothing was said."""

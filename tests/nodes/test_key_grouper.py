@@ -1,4 +1,5 @@
-"""KeyGrouper: rounds of one key as items of an epoch. The same key on all ranks, every sample once, in blocks; a jump plans one block."""
+"""KeyGrouper: rounds of one key as items of an epoch. The same key on all ranks, every sample once, in blocks; a jump
+plans one block."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ class TestAnEpoch:
                     assert {len(batch) for batch in batches} == {3}
             seen = np.concatenate([batch.positions for hand in hands for batch in hand])
             assert len(np.unique(seen)) == len(seen)
-            assert np.array_equal(ShuffledOrder(N, 3).indices(number, seen % N), np.concatenate([b.values for hand in hands for b in hand]))
+            assert np.array_equal(
+                ShuffledOrder(N, 3).indices(number, seen % N),
+                np.concatenate([b.values for hand in hands for b in hand]),
+            )
             once = np.sort(seen[seen < N])
             if short == "drop":
                 assert N - len(once) < 4 * 3 * count * (1 if block is None else 3)
@@ -101,7 +105,8 @@ class TestResuming:
     def test_everywhere(self, short, block):
         for rank, count in ((0, 1), (1, 2)):
             assert_resumes_everywhere(
-                lambda rank=rank, count=count: Sharder(Cycler(grouper(short, block=block)), rank, count), steps=60 // count
+                lambda rank=rank, count=count: Sharder(Cycler(grouper(short, block=block)), rank, count),
+                steps=60 // count,
             )
 
     def test_over_an_order_that_is_planned_as_a_whole(self):
@@ -154,7 +159,8 @@ class TestTheState:
         node.shutdown()
 
     def test_of_a_mix_depends_on_the_stages_that_the_block_has_seen(self):
-        """Blocks of 16: what begins at item 32 is part of a block that was begun at item 32, and not of the one before."""
+        """Blocks of 16: what begins at item 32 is part of a block that was begun at item 32, and not of the one
+        before."""
         longer = [(0, {"a": 1}), (32, {"b": 1})]
         one, other = (
             KeyGrouper(
@@ -163,7 +169,13 @@ class TestTheState:
             )
             for stages in ([*longer[:1], (32, {"a": 1, "b": 1})], longer)
         )
-        for block, rounds, same in ((0, [], True), (1, [[1, 3]], True), (2, [], True), (2, [[1, 1]], False), (3, [], False)):
+        for block, rounds, same in (
+            (0, [], True),
+            (1, [[1, 3]], True),
+            (2, [], True),
+            (2, [[1, 1]], False),
+            (3, [], False),
+        ):
             state = {"epoch": 0, "block": block, "rounds": rounds}
             assert (one.settings_at(0, state) == other.settings_at(0, state)) is same
         assert one.settings_at(0, None) != other.settings_at(0, None)
@@ -199,10 +211,14 @@ class TestTheLog:
 
 
 def test_a_sample_that_is_repeated_has_a_place_of_its_own():
-    """And is found there. Seen to fail: with the positions of the first time, so that both draw the same random numbers."""
+    """And is found there. Seen to fail: with the positions of the first time, so that both draw the same random
+    numbers."""
     node = KeyGrouper(SequentialOrder(3), Buckets(keys="abb", batch_size=4, short="pad"))
     items, _ = node.read(node.start(0), 2)
-    assert [(item.positions.tolist(), item.plain()) for item in items] == [([0, 3, 6, 9], [0] * 4), ([1, 2, 4, 5], [1, 2, 1, 2])]
+    assert [(item.positions.tolist(), item.plain()) for item in items] == [
+        ([0, 3, 6, 9], [0] * 4),
+        ([1, 2, 4, 5], [1, 2, 1, 2]),
+    ]
     for item in items:
         assert node.at(0, item.positions) == item
     for wrong in (-1, 3 * 2**31):
@@ -245,7 +261,10 @@ def test_an_update_that_comes_too_late_is_refused_each_time(groups):
 
 def test_later_stages_of_a_mix_are_compared_and_cannot_be_added():
     mix = {"a": range(8), "b": range(8)}
-    later = [Mix(mix, [(0, {"a": 1}), (99_000, {"a": 1, "b": size})], epoch_size=8).order(shuffle=True, seed=0) for size in (1, 2)]
+    later = [
+        Mix(mix, [(0, {"a": 1}), (99_000, {"a": 1, "b": size})], epoch_size=8).order(shuffle=True, seed=0)
+        for size in (1, 2)
+    ]
     one, other = (KeyGrouper(order, Buckets(keys=[0] * 16)).choices() for order in later)
     assert one != other
     with (
@@ -279,7 +298,10 @@ class TestKeysBySource:
         ("keys", "said"),
         [
             ({"web": ["tall"] * 3}, r"keys is a dict by source, but Mix has .*: missing are \['code'\]"),
-            ({"web": ["tall"] * 2, "code": [1, 2]}, r"of another number are \{'web': 2\}. Pass one key for each sample"),
+            (
+                {"web": ["tall"] * 2, "code": [1, 2]},
+                r"of another number are \{'web': 2\}. Pass one key for each sample",
+            ),
             ({0: "tall", 1: "wide"}, r"unknown are \['0', '1'\]"),
         ],
     )

@@ -17,7 +17,8 @@ from penstock.nodes import Indices
 def test_the_work_is_even_and_a_window_of_two_batches_a_worker_keeps_all_busy(
     lanes: int, world_size: int, workers: int, start: int, batch: int
 ) -> None:
-    """Seen to fail: one piece a worker (96 lanes, 2 workers, batches of 8: first one worker had nothing to do, then the other)."""
+    """Seen to fail: one piece a worker (96 lanes, 2 workers, batches of 8: first one worker had nothing to do, then the
+    other)."""
     of = LaneOwners(lanes, world_size, workers)
     share = lanes // math.gcd(lanes, world_size)
     window = 2 * workers * batch

@@ -1,6 +1,8 @@
-"""A dataset with lanes is read by worker processes that each own some: parts by row. The batches are those that one process would have made.
+"""A dataset with lanes is read by worker processes that each own some: parts by row. The batches are those that one
+process would have made.
 
-So are the first batches of any other dataset, which all workers load together: `test_split_first_batch`; here it is one whose lanes are None.
+So are the first batches of any other dataset, which all workers load together: `test_split_first_batch`; here it is one
+whose lanes are None.
 
 The samples name themselves, and who read them.
 """
@@ -34,7 +36,8 @@ N = 48
 
 
 class Lanes:
-    """Sample i of epoch e is ``1000 * e + i``, with the pid and the number of the worker that read it, and whether its lane had moved forward by one there."""
+    """Sample i of epoch e is ``1000 * e + i``, with the pid and the number of the worker that read it, and whether its
+    lane had moved forward by one there."""
 
     def __init__(self, lanes: Any, n: int = N, at: dict[int, Callable[[], Any]] | None = None) -> None:
         self.forward_lanes = lanes
@@ -62,7 +65,9 @@ class Lanes:
 
 def loading(dataset: Any, workers: int = 3, **options: Any) -> Loader[Any]:
     return Loader.from_dataset(
-        dataset, num_workers=workers, **{"method": "process", "multiprocessing_context": "fork", "batch_size": 6, **options}
+        dataset,
+        num_workers=workers,
+        **{"method": "process", "multiprocessing_context": "fork", "batch_size": 6, **options},
     )
 
 
@@ -96,7 +101,8 @@ def of_epochs(*epochs: int, n: int = N) -> list[int]:
     ],
 )
 def test_each_lane_is_read_by_one_worker_forward(workers: int, lanes: int, batch_size: int, busy: int) -> None:
-    """Seen to fail: parts that are cut where the batch is; parts that anybody may take; parts collated one after the other."""
+    """Seen to fail: parts that are cut where the batch is; parts that anybody may take; parts collated one after the
+    other."""
     with loading(Lanes(lanes), workers, batch_size=batch_size) as loader:
         batches = [batch for _ in range(2) for batch in loader]
     assert values(batches) == of_epochs(0, 1)
@@ -111,7 +117,13 @@ def test_the_smallest_window_makes_progress(lanes: int, batch_size: int) -> None
     """One batch at a time, one task for each of seven workers. Seen to hang: owners that are not workers."""
     node = Batcher(Sharder(Cycler(Sampler(SequentialOrder(N)))), batch_size, drop_last=False)
     mapper = ParallelMapper(
-        node, Fetch(Lanes(lanes)), 7, method="process", multiprocessing_context="fork", max_concurrent=1, prefetch_factor=1
+        node,
+        Fetch(Lanes(lanes)),
+        7,
+        method="process",
+        multiprocessing_context="fork",
+        max_concurrent=1,
+        prefetch_factor=1,
     )
     with Loader(mapper) as loader:
         batches = [batch for _ in range(2) for batch in loader]
@@ -172,17 +184,32 @@ def jitter(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 THREADS = {"method": "thread", "multiprocessing_context": None}
-by_split = pytest.mark.parametrize(("lanes", "options"), [(8, {}), (None, {}), (None, THREADS)], ids=["lanes", "processes", "threads"])
+by_split = pytest.mark.parametrize(
+    ("lanes", "options"), [(8, {}), (None, {}), (None, THREADS)], ids=["lanes", "processes", "threads"]
+)
 
 
-@by_split
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 12])
-def test_every_batch_is_what_one_process_would_have_made(lanes: int | None, options: dict[str, Any], batch_size: int) -> None:
-    """With its transform, too. Seen to fail: rows in the order of the parts, or from the last part to the first; `Part` with the positions of the first rows."""
+@pytest.mark.parametrize(
+    ("lanes", "options", "batch_size"),
+    [
+        *((8, {}, size) for size in (1, 12)),
+        *((None, {}, size) for size in (2, 5)),
+        *((None, THREADS, size) for size in (1, 2, 5, 12)),
+        *(pytest.param(8, {}, size, marks=pytest.mark.soak) for size in (2, 5)),
+        *(pytest.param(None, {}, size, marks=pytest.mark.soak) for size in (1, 12)),
+    ],
+)
+def test_every_batch_is_what_one_process_would_have_made(
+    lanes: int | None, options: dict[str, Any], batch_size: int
+) -> None:
+    """With its transform, too. Seen to fail: rows in the order of the parts, or from the last part to the first; `Part`
+    with the positions of the first rows."""
     dataset = RichWithoutDraws(lanes) if options else Rich(lanes)
     runs = []
     for workers in (0, 3):
-        with loading(dataset, workers, batch_size=batch_size, shuffle=not lanes, transform=jitter, seed=3, **options) as loader:
+        with loading(
+            dataset, workers, batch_size=batch_size, shuffle=not lanes, transform=jitter, seed=3, **options
+        ) as loader:
             runs.append([plain(batch) for _ in range(2) for batch in loader])
     assert runs[0] == runs[1]
 
@@ -193,7 +220,8 @@ def drawn(samples: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("lanes", [8, 1])
 def test_a_collate_fn_runs_here_and_draws_as_anywhere(lanes: int) -> None:
-    """Our generators stay as they are. Seen to fail: `Loaded` collated without ``kept``; a batch of one owner collated in the worker."""
+    """Our generators stay as they are. Seen to fail: `Loaded` collated without ``kept``; a batch of one owner collated
+    in the worker."""
     before = generators()
     runs = []
     for workers in (0, 1, 3):
@@ -243,7 +271,8 @@ def fail() -> None:
 def test_a_worker_that_dies_in_the_middle_of_a_part(
     tmp_path: Path, lanes: int | None, at: int, in_order: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its replacement goes on with its lanes. Seen to fail: `requeue` that forgets the owner (two workers read the same lane)."""
+    """Its replacement goes on with its lanes. Seen to fail: `requeue` that forgets the owner (two workers read the same
+    lane)."""
     with loading(Lanes(lanes, at={at: once(tmp_path / "flag", kill)}), in_order=in_order) as loader:
         batches = [batch for _ in range(2) for batch in loader]
         assert loader.root.statistics()[-1].workers.restarts == 1
@@ -257,8 +286,8 @@ def test_a_worker_that_dies_in_the_middle_of_a_part(
 @by_split
 @pytest.mark.parametrize("bad", [{5, 3, 10}, {0, 11}, {4, 5, 6, 7, 17}, set(range(12, 23))], ids=str)
 def test_skipping(lanes: int | None, options: dict[str, Any], bad: set[int], caplog: pytest.LogCaptureFixture) -> None:
-    """Also whole parts. They are logged and counted in the order of the batch. Seen to fail: failures in the order of the parts, with their rows
-    there; `together` that drops the faults."""
+    """Also whole parts. They are logged and counted in the order of the batch. Seen to fail: failures in the order of
+    the parts, with their rows there; `together` that drops the faults."""
     dataset = Lanes(lanes, at=dict.fromkeys(bad, fail))
     with loading(dataset, batch_size=12, on_error="skip", max_errors=0.9, **options) as loader:
         batches = list(loader)
@@ -276,7 +305,7 @@ def test_skipping(lanes: int | None, options: dict[str, Any], bad: set[int], cap
 
 def test_the_resume_law() -> None:
     """Who reads differs after a resume, what is read does not."""
-    assert_resumes_everywhere(lambda: loading(Lanes(2, 14), 3, batch_size=5, transform=value_of), steps=9)
+    assert_resumes_everywhere(lambda: loading(Lanes(2, 14), 3, batch_size=5, transform=value_of), steps=7)
 
 
 def value_of(sample: dict[str, Any]) -> int:
@@ -285,7 +314,8 @@ def value_of(sample: dict[str, Any]) -> int:
 
 
 def test_buckets_over_counted_shards_have_no_owners(tmp_path: Path) -> None:
-    """They take records from all over, so the log says that every worker reads all. Seen to fail: a batch was split by what was no lane."""
+    """They take records from all over, so the log says that every worker reads all. Seen to fail: a batch was split by
+    what was no lane."""
     data = penstock.Shards(8, Logged(tmp_path, 10), counts=[10] * 8)
     with Loader.from_dataset(data, batch_size=4, shuffle=True):
         assert Fetch(data).facts.cuts == 2
@@ -308,9 +338,18 @@ class Logged:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("files", "workers"), [(24, 2), (24, 5), (3, 2)])
-@pytest.mark.parametrize("window", [0, 8])
-def test_counted_shards_that_are_read_forward_are_read_by_one_worker_each(files: int, workers: int, window: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "workers", "window"),
+    [
+        (24, 2, 8),
+        (24, 5, 0),
+        (3, 2, 0),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in [(24, 2, 0), (24, 5, 8), (3, 2, 8)]),
+    ],
+)
+def test_counted_shards_that_are_read_forward_are_read_by_one_worker_each(
+    files: int, workers: int, window: int, tmp_path: Path
+) -> None:
     """The items stay. Seen to fail: without ``forward_cuts`` each shard was opened by every worker."""
 
     def read(workers: int, folder: Path) -> list[Any]:
@@ -334,8 +373,9 @@ def test_workers_without_a_lane_are_said(caplog, lanes, world_size, idle):
     share = 3 - idle
     assert said == (
         [
-            f"{idle} of 3 workers have nothing to do: this rank reads {share} of the dataset's {lanes} lanes, and each is read by one worker. "
-            f"Use num_workers={share}, or more lanes: pass lanes= to the dataset, up to the number of its shards."
+            f"{idle} of 3 workers have nothing to do: this rank reads {share} of the dataset's {lanes} lanes, and each "
+            f"is read by one worker. Use num_workers={share}, or more lanes: pass lanes= to the dataset, up to the "
+            f"number of its shards."
         ]
         if idle
         else []

@@ -45,7 +45,9 @@ def test_a_users_node_stands_anywhere_above_the_cycler():
 
 
 @pytest.mark.parametrize(
-    "call", [lambda node, source: None, lambda node, source: Node.__init__(node)], ids=["no __init__", "without the source"]
+    "call",
+    [lambda node, source: None, lambda node, source: Node.__init__(node)],
+    ids=["no __init__", "without the source"],
 )
 def test_a_node_without_its_source_says_what_to_write(call):
     """Seen to fail: an AttributeError for _source."""
@@ -113,7 +115,8 @@ def test_indices_that_a_node_takes_for_numbers_are_explained():
 
 @pytest.mark.parametrize("below", [Cycler, lambda source: source])
 def test_a_node_that_reads_by_next_is_batched_and_dealt_above_the_cycler_or_below(below):
-    """It keeps a position of its own, so it is read item by item. Seen to fail: the mark that ends a short batch was lost."""
+    """It keeps a position of its own, so it is read item by item. Seen to fail: the mark that ends a short batch was
+    lost."""
 
     class Own(Node):
         def next(self):
@@ -243,7 +246,8 @@ class Kept(Node):
 
 @pytest.mark.parametrize("tail", TAILS)
 def test_a_state_that_depends_on_the_rank_is_found(tail):
-    """One that does not passes, also where the ranks' last batches differ. Seen to fail: ranks not compared; compared at different places."""
+    """One that does not passes, also where the ranks' last batches differ. Seen to fail: ranks not compared; compared
+    at different places."""
 
     def build(add):
         return Kept(Mapper(Batcher(Sharder(Cycler(Sampler(SequentialOrder(13))), tail=tail), 2), list), add)
@@ -253,7 +257,9 @@ def test_a_state_that_depends_on_the_rank_is_found(tail):
         assert_resumes_everywhere(lambda: build(sum), steps=20)
 
 
-@pytest.mark.parametrize("counted", [lambda node, items: items, lambda node, items: items // 2, lambda node, items: None])
+@pytest.mark.parametrize(
+    "counted", [lambda node, items: items, lambda node, items: items // 2, lambda node, items: None]
+)
 @pytest.mark.parametrize("made", [lambda node: node, Loader], ids=["graph", "loader"])
 def test_a_node_that_leaves_items_out_must_say_how_many(made, counted):
     """Seen to fail: the length not compared."""
@@ -302,5 +308,8 @@ def test_a_node_that_leaves_out_what_it_likes_is_for_one_rank(monkeypatch, world
         with pytest.raises(GraphError, match="Odd delivers"):
             next(iter(grows))
     else:
-        with pytest.raises(GraphError, match=r"Odd delivers .* On 2 ranks, .* penstock.filtered\(dataset, predicate\), or the step Filter"):
+        with pytest.raises(
+            GraphError,
+            match=r"Odd delivers .* On 2 ranks, .* penstock.filtered\(dataset, predicate\), or the step Filter",
+        ):
             next(iter(loader))

@@ -10,7 +10,18 @@ import pytest
 import torchdata.nodes
 
 from penstock import Loader, StateMismatch
-from penstock.nodes import Batcher, Cycler, EndOfEpoch, Mapper, Node, ParallelMapper, Prefetcher, Sampler, SamplerWrapper, Sharder
+from penstock.nodes import (
+    Batcher,
+    Cycler,
+    EndOfEpoch,
+    Mapper,
+    Node,
+    ParallelMapper,
+    Prefetcher,
+    Sampler,
+    SamplerWrapper,
+    Sharder,
+)
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
@@ -53,7 +64,8 @@ def test_a_function_gets_an_empty_batch_too(num_workers):
 
 
 def test_a_mapper_may_stand_below_a_batcher():
-    """For example, texts are tokenized and then batched. Seen to fail: `Mapper` as a `ParallelMapper` without workers, which cannot be dealt."""
+    """For example, texts are tokenized and then batched. Seen to fail: `Mapper` as a `ParallelMapper` without workers,
+    which cannot be dealt."""
     node = Batcher(Sharder(Cycler(Mapper(Sampler(SequentialOrder(7)), lambda value: 10 * value)), 1, 2), 2)
     assert list(islice(node, 4)) == [[10, 30], [50, 0], EndOfEpoch(0), [10, 30]]
     loader = Loader(Batcher(Mapper(torchdata.nodes.IterableWrapper(range(7)), lambda value: 2 * value), 3))
@@ -63,7 +75,8 @@ def test_a_mapper_may_stand_below_a_batcher():
 
 
 def test_ctrl_c_loses_no_item_inline():
-    """The interrupt is not the item's error, so the item is done again. Seen to fail: `_at_once` without an entry for it."""
+    """The interrupt is not the item's error, so the item is done again. Seen to fail: `_at_once` without an entry for
+    it."""
     calls = []
 
     def pressed(value):
@@ -141,7 +154,8 @@ def test_marks_take_no_room_in_the_window():
     ids=["ParallelMapper", "Prefetcher"],
 )
 def test_run_ahead_false_idles_at_the_mark(roof):
-    """Seen to fail without the hold of either: epoch 1 was begun before the consumer asked for it. More items than a reader needs to be let go."""
+    """Seen to fail without the hold of either: epoch 1 was begun before the consumer asked for it. More items than a
+    reader needs to be let go."""
     begun = threading.Semaphore(0)
     node = roof(lambda value: begun.release() or value, prefetch_next_epoch=False)
     assert [next(node) for _ in range(13)] == [*range(12), EndOfEpoch(0)]

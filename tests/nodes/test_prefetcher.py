@@ -68,7 +68,8 @@ def test_a_stuck_reader_is_left_behind_by_name(caplog):
 
 
 def test_a_reset_steals_no_item():
-    """torchdata's old reader takes an item of the new run. Seen to fail without waiting for the reader to leave the source."""
+    """torchdata's old reader takes an item of the new run. Seen to fail without waiting for the reader to leave the
+    source."""
     gate, asked = threading.Semaphore(0), threading.Semaphore(0)
     node = Prefetcher(Gated(source(50), gate, asked), 4)
     node.reset()
@@ -121,7 +122,8 @@ class Handle:
 
 
 def test_an_object_that_pins_itself_is_told_to(monkeypatch):
-    """As with ``DataLoader``. Seen to fail: a dataclass without a tensor that is not pinned passed through unchanged."""
+    """As with ``DataLoader``. Seen to fail: a dataclass without a tensor that is not pinned passed through
+    unchanged."""
     monkeypatch.setattr("penstock._nodes.pin_memory.can_pin", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)

@@ -1,4 +1,5 @@
-"""Sampler and SamplerWrapper: by value and in order, resumed at every step, ahead of time, and without a trace in the global generators."""
+"""Sampler and SamplerWrapper: by value and in order, resumed at every step, ahead of time, and without a trace in the
+global generators."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Batches(TorchSampler):
 
 
 class Gated(TorchSampler):
-    """Waits at a gate before it yields an epoch after the first. It is a pipe, so that a copy waits at the same gate."""
+    """Waits at a gate before it yields an epoch after the first. It is a pipe, so that a copy waits at the same
+    gate."""
 
     epoch = 0
 
@@ -152,7 +154,8 @@ def in_batches(name):
 @pytest.mark.parametrize("name", seeded_samplers())
 class TestSamplerWrapperSeeds:
     def test_all_that_a_sampler_draws_from(self, wrap, name):
-        """Another order with another seed, or epoch, and no trace in the global generators. Seen red with each of the seedings left out."""
+        """Another order with another seed, or epoch, and no trace in the global generators. Seen red with each of the
+        seedings left out."""
         read = epochs(wrap(seeded_samplers()[name], batches=in_batches(name), seed=3), 3)
         seeded(1)
         before = generators()
@@ -162,7 +165,8 @@ class TestSamplerWrapperSeeds:
         assert epochs(wrap(seeded_samplers()[name], batches=in_batches(name), seed=4), 1) != read[:1]
 
     def test_also_while_another_thread_draws(self, wrap, name):
-        """Every draw of the other thread is the one it would have been, unless the sampler itself draws from the global generators, which belong to both."""
+        """Every draw of the other thread is the one it would have been, unless the sampler itself draws from the global
+        generators, which belong to both."""
         if name.startswith("a user's") or "default" in name:
             pytest.skip("the global generators are seeded while it is read")
         seeded(7)
@@ -207,7 +211,8 @@ class TestSamplerWrapperResumes:
 
 class TestSamplerWrapperPlansAhead:
     def test_so_that_a_slow_sampler_makes_no_gap(self, wrap, gated):
-        """The epoch is in the making before the first sample of the one before is used. Seen red with the order for it left out."""
+        """The epoch is in the making before the first sample of the one before is used. Seen red with the order for it
+        left out."""
         node = wrap(gated)
         assert next(node) == Indices(0, 0, 0)
         assert select.select([gated.entered], [], [], 5)[0]
@@ -220,7 +225,9 @@ class TestSamplerWrapperPlansAhead:
         caplog.set_level("INFO")
         node = wrap(Unpicklable(N))
         read = epochs(node, 3)
-        assert [record.message[:66] for record in caplog.records] == ["Unpicklable is read when an epoch begins, and nothing is loaded of"]
+        assert [record.message[:66] for record in caplog.records] == [
+            "Unpicklable is read when an epoch begins, and nothing is loaded of"
+        ]
         assert read == epochs(wrap(Drawing(N)), 3)
         before = generators()
         node.reset(node.start_of(3))
@@ -291,7 +298,9 @@ class Own(DistributedSampler):
 
 
 def test_a_distributed_sampler_by_hand_is_refused():
-    with pytest.raises(GraphError, match=r"DistributedSampler shards .*num_replicas=1, rank=0, so that Batches yields .*split='own'"):
+    with pytest.raises(
+        GraphError, match=r"DistributedSampler shards .*num_replicas=1, rank=0, so that Batches yields .*split='own'"
+    ):
         SamplerWrapper(Batches(DistributedSampler(range(8), 2, 0)))
     with pytest.raises(GraphError, match=r"DistributedSampler shards .*from_dataset.*TorchOrder"):
         SamplerWrapper(DistributedSampler(range(8), 2, 0))

@@ -18,7 +18,14 @@ from penstock._nodes.balance import Costs, together
 from penstock._nodes.balance import dealt as by_cost
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import fields
-from penstock._nodes.sharder import _joined, downstream_of_sharder, ranks_of, refuse_uneven_ranks, users, warn_if_all_read_everything
+from penstock._nodes.sharder import (
+    _joined,
+    downstream_of_sharder,
+    ranks_of,
+    refuse_uneven_ranks,
+    users,
+    warn_if_all_read_everything,
+)
 from penstock.nodes import Batcher, Cycler, EndOfEpoch, Indices, IterableSource, Node, Prefetcher, Sampler, Sharder
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
@@ -40,14 +47,17 @@ def hand(n, rank, world_size, tail, take=1):
 
 @pytest.mark.parametrize(("world_size", "n", "take"), pairwise([1, 2, 3, 5], [1, 2, 3, 7, 8, 12], [1, 2, 5, 100]))
 def test_the_union_over_ranks_is_the_dataset_with_the_documented_tail(world_size, n, take):
-    """Seen to fail when the padding began at the epoch's end instead of its start, and when take(100) padded more than one round."""
+    """Seen to fail when the padding began at the epoch's end instead of its start, and when take(100) padded more than
+    one round."""
     for tail in TAILS:
         expected = dealt(n, world_size, tail)
         if not expected:
             continue
         hands = [hand(n, rank, world_size, tail, take) for rank in range(world_size)]
         total = sum(len(values) for values, _ in hands)
-        assert [hands[k % world_size][0][k // world_size] for k in range(total)] == [position % n for position in expected]
+        assert [hands[k % world_size][0][k // world_size] for k in range(total)] == [
+            position % n for position in expected
+        ]
         assert [hands[k % world_size][1][k // world_size] for k in range(total)] == expected
 
 
@@ -124,10 +134,11 @@ def test_the_process_group_comes_before_the_environment(monkeypatch, group):
     ids=["inline", "prefetcher"],
 )
 def test_a_group_that_is_made_again_with_other_numbers(monkeypatch, options):
-    """1 -> 2 -> 3 -> 2 ranks in living loaders, with batches in flight: nothing lost, nothing twice, over two epochs of 40.
+    """1 -> 2 -> 3 -> 2 ranks in living loaders, with batches in flight: nothing lost, nothing twice, over two epochs
+    of 40.
 
-    Seen to fail when items were compared with the group as they were taken: with workers, 14 samples of 40 came twice, without an error. And when a
-    loaded state was dealt by the old numbers.
+    Seen to fail when items were compared with the group as they were taken: with workers, 14 samples of 40 came twice,
+    without an error. And when a loaded state was dealt by the old numbers.
     """
     here = [(0, 1)]
     monkeypatch.setattr("penstock._nodes.ranks.process_group", lambda: here[0])
@@ -139,7 +150,9 @@ def test_a_group_that_is_made_again_with_other_numbers(monkeypatch, options):
             here[0] = rank, len(living)
             if name in running:
                 for batches in (running[name], over_and_over(loaders[name])):  # nothing but a loaded state ends it
-                    with pytest.raises(GraphError, match=rf"began as rank .* says rank {rank} of {len(living)}\..*load_state_dict"):
+                    with pytest.raises(
+                        GraphError, match=rf"began as rank .* says rank {rank} of {len(living)}\..*load_state_dict"
+                    ):
                         next(batches)
             loaders[name].load_state_dict(state)
             assert len(loaders[name]) == -(-40 // len(living) // 2)
@@ -175,7 +188,8 @@ def test_a_mesh_of_a_group_that_was_made_again_is_refused(monkeypatch):
         here[0] = 1, 3
         for _ in range(2):
             with pytest.raises(
-                GraphError, match="rank 2 of 4, but torch.distributed now says rank 1 of 3.*build another loader, with a mesh"
+                GraphError,
+                match="rank 2 of 4, but torch.distributed now says rank 1 of 3.*build another loader, with a mesh",
             ):
                 next(batches)
             loader.load_state_dict(loader.state_dict())  # into the same loader is no way out
@@ -184,8 +198,11 @@ def test_a_mesh_of_a_group_that_was_made_again_is_refused(monkeypatch):
 
 @pytest.fixture(scope="session")  # so that it runs before the fixture that counts the open files of a test
 def sockets_of_a_mesh(tmp_path_factory):
-    """Open gloo's sockets now: torch 2.15 keeps them open for the life of the process once a dimension of a mesh was requested."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('mesh')}/rendezvous", rank=0, world_size=1)
+    """Open gloo's sockets now: torch 2.15 keeps them open for the life of the process once a dimension of a mesh was
+    requested."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path_factory.mktemp('mesh')}/rendezvous", rank=0, world_size=1
+    )
     init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))["dp"]
     dist.destroy_process_group()
 
@@ -222,7 +239,10 @@ def test_numbers_that_make_no_sense_are_refused(bad):
 def test_a_bad_environment_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with Loader.from_dataset(Tagged(4)) as loader, pytest.raises(ValueError, match="rank=5 and world_size=2 from the environment"):
+    with (
+        Loader.from_dataset(Tagged(4)) as loader,
+        pytest.raises(ValueError, match="rank=5 and world_size=2 from the environment"),
+    ):
         next(iter(loader))
 
 
@@ -267,7 +287,9 @@ class Shares(FirstNode):
         return self._at(place["epoch"], positions.tolist())
 
     def _at(self, epoch, positions):
-        return Indices(epoch, np.array(positions, np.int64), np.array([1000 * epoch + one % self.n for one in positions], np.int64))
+        return Indices(
+            epoch, np.array(positions, np.int64), np.array([1000 * epoch + one % self.n for one in positions], np.int64)
+        )
 
     def check(self, state):
         fields(state, epoch=int, position=int)
@@ -283,7 +305,12 @@ def test_what_a_state_and_a_graph_say_of_it():
     assert plain.facts.settings == {"split": "items"}
     assert plain.facts.rank_settings == {"split": "items", "tail": "drop"}
     assert plain.details() == {"rank": 1, "world_size": 3, "split": "items", "tail": "drop"}
-    assert (plain.split, plain.tail, plain.first.dealt_to.ranks.now(), plain.first.dealt_to.costs) == ("items", "drop", (1, 3), None)
+    assert (plain.split, plain.tail, plain.first.dealt_to.ranks.now(), plain.first.dealt_to.costs) == (
+        "items",
+        "drop",
+        (1, 3),
+        None,
+    )
     costs = Costs(np.arange(10))
     for balance in (costs, np.arange(10)):
         balanced = sharder(balance=balance)
@@ -292,7 +319,12 @@ def test_what_a_state_and_a_graph_say_of_it():
         assert balanced.first.dealt_to.costs.checksum == costs.checksum
     assert balanced.first.dealt_to.ranks.now() == balanced.ranks() == (0, 2)
     own = sharder(sharded_by="own")
-    assert (own.facts.settings, own.details()["split"], own.split, own.first.dealt_to) == ({"split": "own"}, "own", "items", None)
+    assert (own.facts.settings, own.details()["split"], own.split, own.first.dealt_to) == (
+        {"split": "own"},
+        "own",
+        "items",
+        None,
+    )
     within = sharder(split="within")
     assert (within.facts.settings, within.first.dealt_to) == ({"split": "within"}, None)
     assert [node.counted(7) for node in (plain, sharder(1, 3, tail="pad"), own, within)] == [2, 3, 7, 7]
@@ -311,7 +343,10 @@ def test_what_a_state_and_a_graph_say_of_it():
         (
             {"split": "within", "sharded_by": "own"},
             GraphError,
-            "^split='within' would split batches that already belong to one rank, because the source has split='own'. Leave split='within' out.$",
+            (
+                "^split='within' would split batches that already belong to one rank, because the source has "
+                "split='own'. Leave split='within' out.$"
+            ),
         ),
         (
             {"split": "within", "balance": [1.0]},
@@ -338,7 +373,8 @@ AT = {"epoch": 1, "position": 0}
 @pytest.mark.parametrize("unknown", [False, True])
 @pytest.mark.parametrize(("n", "rank", "at"), pairwise([4, 7, 9], [0, 1, 2], [0, 2, 5]))
 def test_each_tail_is_dealt_by_hand_from_anywhere(n, rank, at, unknown):
-    """Also of an unknown number of items. Seen to fail: one item more or less at the end; a place in the middle of a round."""
+    """Also of an unknown number of items. Seen to fail: one item more or less at the end; a place in the middle of a
+    round."""
     for tail in TAILS:
         if unknown and tail == "pad":
             continue
@@ -348,14 +384,18 @@ def test_each_tail_is_dealt_by_hand_from_anywhere(n, rank, at, unknown):
         assert values == [1000 + card % n for card in cards]
         assert place == {"epoch": 1, "position": n}
         if not unknown:
-            assert node.first.asked == [(0, 1, 0), (-(-(n - min(at, n)) // 3) if tail != "drop" else (n - min(at, n)) // 3, 3, rank)] + (
-                [(1, left, left)] if (left := (n - min(at, n)) % 3 if tail == "drop" else 0) else []
-            )
+            assert node.first.asked == [
+                (0, 1, 0),
+                (-(-(n - min(at, n)) // 3) if tail != "drop" else (n - min(at, n)) // 3, 3, rank),
+            ] + ([(1, left, left)] if (left := (n - min(at, n)) % 3 if tail == "drop" else 0) else [])
 
 
 def test_a_rank_without_a_share_of_the_rest_is_at_the_end():
-    """After a block that leaves only a short round. Seen to fail: with ranks at different places, except as `tail="exact"` says."""
-    places = {tail: [read(sharder(rank, 3, n=8, tail=tail), AT, 2)[1]["position"] for rank in range(3)] for tail in TAILS}
+    """After a block that leaves only a short round. Seen to fail: with ranks at different places, except as
+    `tail="exact"` says."""
+    places = {
+        tail: [read(sharder(rank, 3, n=8, tail=tail), AT, 2)[1]["position"] for rank in range(3)] for tail in TAILS
+    }
     assert places == {"pad": [6, 6, 6], "drop": [8, 8, 8], "exact": [6, 6, 8]}
 
 
@@ -369,13 +409,19 @@ def test_one_rank_reads_on_and_whole_rounds_are_left_to_the_source():
 def test_a_source_is_read_and_left_where_its_place_says():
     """Seen to fail: with each argument left out."""
     node = sharder(1, 2, n=5)
-    assert node.left({"source": {"epoch": 1, "position": 3}, "world_size": 2}) == node.left({"epoch": 1, "position": 3}) == 1
+    assert (
+        node.left({"source": {"epoch": 1, "position": 3}, "world_size": 2})
+        == node.left({"epoch": 1, "position": 3})
+        == 1
+    )
     assert node.start(3) == {"epoch": 3, "position": 0}
     assert node.start(3, {"position": 2}) == {"epoch": 3, "position": 0, "after": 2}
     wrapped = {"source": AT, "world_size": 2}
     assert node.peek(wrapped, np.array([3])).values == node.peek(AT, np.array([3])).values == [1003]
     assert node.skip(wrapped) == {"epoch": 1, "position": 5}
-    with pytest.raises(GraphError, match="^two Sharders in one graph would split the items twice. Remove one of them.$"):
+    with pytest.raises(
+        GraphError, match="^two Sharders in one graph would split the items twice. Remove one of them.$"
+    ):
         node.read(AT, 1, 2)
     assert node.at(1, np.array([5])).positions == [5]  # padding has addresses past the end
     for words in ({"tail": "drop"}, {"tail": "exact"}, {"split": "within"}, {"sharded_by": "own"}):
@@ -439,7 +485,10 @@ def test_a_share_loads_on_its_owner_only(per_rank):
     ]:
         with pytest.raises(
             StateMismatch,
-            match=f"^this state was saved {whose} and counts the items of a share that the source made itself, but this is {here}. {rest} the same world size, or",
+            match=(
+                f"^this state was saved {whose} and counts the items of a share that the source made itself, but this "
+                f"is {here}. {rest} the same world size, or"
+            ),
         ):
             node.seek(place)
     with pytest.raises(StateMismatch, match="^this state was saved at a world size of 1 and"):
@@ -468,9 +517,13 @@ def test_a_share_at_the_start_of_an_epoch_that_goes_on_begins_it_anew():
         node.seek({"source": {"position": 1, "from": 7}, "world_size": 3})
 
 
-SAID_OF_OWN = "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and at this world size. Save the states of all ranks."
+SAID_OF_OWN = (
+    "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and at this world "
+    "size. Save the states of all ranks."
+)
 SAID_OF_EXACT = (
-    "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is over. Save the state of rank 0."
+    "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is over. Save "
+    "the state of rank 0."
 )
 
 
@@ -493,7 +546,9 @@ def test_what_states_to_save_is_said_when_a_reader_begins(words, world_size, sai
     node.seek(AT)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == said
     node.seek(AT)
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == len([one for one in said if one[0] == "WARNING"])
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == len(
+        [one for one in said if one[0] == "WARNING"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -501,19 +556,29 @@ def test_what_states_to_save_is_said_when_a_reader_begins(words, world_size, sai
     [
         (
             {"tail": "exact", "carries_over_epochs": True},
-            "^tail='exact' lets some ranks end an epoch before the others, but this source begins the next epoch where it was left, so the ranks would begin at "
-            "different places. Use tail='drop': the items it leaves out begin the next epoch.$",
+            "^tail='exact' lets some ranks end an epoch before the others, but this source begins the next epoch where "
+            "it was left, so the ranks would begin at different places. Use tail='drop': the items it leaves out begin "
+            "the next epoch.$",
         ),
         (
             {"peeks": False},
-            "^Shares cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'. If it already yields the share of this rank only, pass "
-            "split='own' instead.$",
+            "^Shares cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'. If it "
+            "already yields the share of this rank only, pass split='own' instead.$",
         ),
-        ({"peeks": False, "carries_over_epochs": True}, "^Shares cannot be read by position, which tail='pad' needs. Use tail='drop'.$"),
-        ({"unknown": True}, "^tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.$"),
+        (
+            {"peeks": False, "carries_over_epochs": True},
+            "^Shares cannot be read by position, which tail='pad' needs. Use tail='drop'.$",
+        ),
+        (
+            {"unknown": True},
+            "^tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.$",
+        ),
         (
             {"sharded_by": None},
-            r"^the source can only be read from its beginning, so 2 ranks need to know who splits it. .* Pass split to from_dataset",
+            (
+                r"^the source can only be read from its beginning, so 2 ranks need to know who splits it. .* Pass "
+                r"split to from_dataset"
+            ),
         ),
     ],
 )
@@ -530,7 +595,8 @@ def test_a_source_that_nobody_was_told_about_is_named():
 
 
 def test_an_epoch_is_opened_once():
-    """A source that plans its epoch does so before it is asked how long that is. Seen to fail: opened at each read; not after a `seek`."""
+    """A source that plans its epoch does so before it is asked how long that is. Seen to fail: opened at each read; not
+    after a `seek`."""
     node = sharder(0, 2, tail="drop")
     place = AT
     for _ in range(3):
@@ -548,12 +614,19 @@ def test_the_places_of_a_batch_are_dealt():
     node = Sharder(Batcher(Cycler(Shares(9)), 4), 1, 2, split="within")
     assert [item.values.tolist() if isinstance(item, Indices) else item for item in islice(node, 2)] == [[1, 3], [5, 7]]
     with pytest.raises(
-        ValueError, match="^split='within' needs batches that divide evenly, but 1 samples do not divide among 2 ranks. Use split='items'.$"
+        ValueError,
+        match=(
+            "^split='within' needs batches that divide evenly, but 1 samples do not divide among 2 ranks. Use "
+            "split='items'.$"
+        ),
     ):
         next(node)
     with pytest.raises(
         GraphError,
-        match="^split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or in a hand-built graph put the Batcher first.$",
+        match=(
+            "^split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or in a "
+            "hand-built graph put the Batcher first.$"
+        ),
     ):
         sharder(split="within").read(AT, 1)
 
@@ -577,7 +650,8 @@ def test_balanced_ranks_get_the_samples_of_whole_rounds_by_cost(n, ranks, take, 
 
 
 def test_many_ranks_are_balanced_in_groups():
-    """Rank r is in group ``r % groups``, which gets the items that its ranks would get. Seen to fail: neighbours in a group."""
+    """Rank r is in group ``r % groups``, which gets the items that its ranks would get. Seen to fail: neighbours in a
+    group."""
     n, ranks, take = 512, 128, 2
     costs = np.array([(37 * k) % 101 for k in range(n)])
     groups = ranks // together(ranks, take)
@@ -592,7 +666,9 @@ def test_many_ranks_are_balanced_in_groups():
 
 def test_items_of_any_kind_are_joined():
     """Seen to fail: with positions of one part only."""
-    one, other = (Indices(3, np.array(positions), np.array(values)) for positions, values in (([1, 2], [5, 6]), ([4], [7])))
+    one, other = (
+        Indices(3, np.array(positions), np.array(values)) for positions, values in (([1, 2], [5, 6]), ([4], [7]))
+    )
     joined = _joined(one, other)
     assert (joined, type(joined.values)) == (Indices(3, np.array([1, 2, 4]), np.array([5, 6, 7])), np.ndarray)
     listed = _joined(Indices(3, np.array([1]), ["a"]), Indices(3, np.array([4]), ["b"]))
@@ -644,7 +720,10 @@ def test_who_reads_everything_is_warned_where_there_are_ranks(monkeypatch):
     for root in (Batcher(sharder(), 1), Batcher(Shares(sharded_by="own"), 1), Fewer(Shares(sharded_by="own"))):
         warn_if_all_read_everything(root)
     with pytest.warns(
-        UserWarning, match="^this graph has no Sharder, so each of the 2 ranks reads all items, and all train on the same batches. Put"
+        UserWarning,
+        match=(
+            "^this graph has no Sharder, so each of the 2 ranks reads all items, and all train on the same batches. Put"
+        ),
     ):
         warn_if_all_read_everything(Fewer(Shares()))
     monkeypatch.setenv("RANK", "0")

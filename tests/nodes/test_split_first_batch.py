@@ -1,6 +1,7 @@
 """The first batch of an empty pipeline is loaded by all workers at once. What comes of it: `test_lanes_and_workers`.
 
-Gates, not sleeps: a sample that begins a worker's part reports through one pipe, and waits at another until all have reported.
+Gates, not sleeps: a sample that begins a worker's part reports through one pipe, and waits at another until all have
+reported.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def opened(gates, n):
 @by_method
 @pytest.mark.parametrize(("batch_size", "workers", "firsts"), [(12, 3, [0, 4, 8]), (5, 4, [0, 2, 4]), (2, 3, [0, 1])])
 def test_all_workers_load_the_first_batch(gates, method, batch_size, workers, firsts):
-    """No worker continues before all have begun. Seen to fail: `parts` that returns nothing (only one worker reaches the gate in three seconds)."""
+    """No worker continues before all have begun. Seen to fail: `parts` that returns nothing (only one worker reaches
+    the gate in three seconds)."""
     with loading(Gated(N, gates, firsts), method, workers, batch_size=batch_size) as loader:
         with opened(gates, len(firsts)) as words:
             batches = list(loader)
@@ -119,7 +121,8 @@ def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
 @by_method
 @pytest.mark.slow
 def test_a_part_that_hangs(gates, method):
-    """Is named, and its batch is lost; the others come. Seen to fail: `_Split.under_way` without the parts that are not done."""
+    """Is named, and its batch is lost; the others come. Seen to fail: `_Split.under_way` without the parts that are not
+    done."""
     with loading(Gated(N, gates, [5]), method, timeout=0.3) as loader:
         iterator = iter(loader)
         with pytest.raises(TimeoutError, match=r"dataset index 5 \(epoch 0, position 5\)"):

@@ -1,4 +1,5 @@
-"""Who deals an iterable to several ranks: the Sharder, or the iterable itself. Two loaders in one process are two ranks."""
+"""Who deals an iterable to several ranks: the Sharder, or the iterable itself. Two loaders in one process are two
+ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def test_several_ranks_have_to_be_told_who_deals(build):
     """Seen to fail: each rank was dealt a share of its share, so that half of the items were never seen."""
     said = []
     for rank in range(2):
-        with build(Own(rank), rank, tail="drop") as loader:  # building raises nothing, because the ranks are not known yet
+        # building raises nothing, because the ranks are not known yet
+        with build(Own(rank), rank, tail="drop") as loader:
             with pytest.raises(GraphError) as raised:
                 next(iter(loader))
             said.append(str(raised.value))
@@ -86,8 +88,15 @@ def test_one_rank_needs_no_word_and_keeps_its_state(build, split):
         assert list(islice(loader, 2)) == [0, 1]
         state = state_of(loader)
         assert {*state} == {"epoch", "source"}
-        assert {*state["source"]} == {"epoch", "position", "ended", "node" if build in (foreign, foreign_by_hand) else "iterable"}
-        assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == ("own" if split == "own" else "items")
+        assert {*state["source"]} == {
+            "epoch",
+            "position",
+            "ended",
+            "node" if build in (foreign, foreign_by_hand) else "iterable",
+        }
+        assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == (
+            "own" if split == "own" else "items"
+        )
 
 
 @every_way
@@ -99,9 +108,12 @@ def test_split_items_deals_what_every_rank_reads(build):
             assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == "items"
 
 
-@pytest.mark.parametrize(("build", "tail"), pairwise([canonical, by_hand, foreign, foreign_by_hand], ["pad", "drop", "exact"])[:6])
+@pytest.mark.parametrize(
+    ("build", "tail"), pairwise([canonical, by_hand, foreign, foreign_by_hand], ["pad", "drop", "exact"])[:6]
+)
 def test_split_own_hands_everything_on(build, tail):
-    """Whatever the tail. Seen to fail: every second item was left out; and tail="pad", the default, refused the source."""
+    """Whatever the tail. Seen to fail: every second item was left out; and tail="pad", the default, refused the
+    source."""
     for rank in range(2):
         with build(Own(rank), rank, split="own", tail=tail) as loader:
             assert [list(loader) for _ in range(2)] == [[100 * rank + k for k in range(5 + (rank == 0))]] * 2
@@ -167,9 +179,17 @@ def test_what_splits_itself_is_not_dealt_again(dataset, how):
 
 
 def test_what_does_not_split_itself_may_be_dealt():
-    others = [holding(pipeline=[single_node_only]), holding(nodesplitter=single_node_only), holding("StreamingDataset", "mine")]
+    others = [
+        holding(pipeline=[single_node_only]),
+        holding(nodesplitter=single_node_only),
+        holding("StreamingDataset", "mine"),
+    ]
     # Told of one rank only. Seen to fail: refused.
-    others += [holding(num_replicas=1), holding(rank=0, world_size=1), holding(_distributed=holding(rank=0, world_size=1))]
+    others += [
+        holding(num_replicas=1),
+        holding(rank=0, world_size=1),
+        holding(_distributed=holding(rank=0, world_size=1)),
+    ]
     for dataset in (Stream(), holding(dataset=Stream()), *others):
         canonical(dataset, split="items").close()
 
@@ -196,7 +216,8 @@ def test_an_own_split_without_a_state_counts_items_on_any_rank():
 
 @pytest.mark.filterwarnings("ignore:Own has no state_dict")
 def test_a_state_that_counts_more_than_this_ranks_share_is_refused():
-    """Nobody can tell where this rank was. Seen to fail: it counted as the end of the epoch, although the rank may have been in the next one, whose start then came twice."""
+    """Nobody can tell where this rank was. Seen to fail: it counted as the end of the epoch, although the rank may have
+    been in the next one, whose start then came twice."""
     with canonical(Own(0), 0, split="own") as loader:
         assert len(list(islice(loader, 6))) == 6
         saved = loader.state_dict()
@@ -204,7 +225,10 @@ def test_a_state_that_counts_more_than_this_ranks_share_is_refused():
         loader.load_state_dict(saved)
         with pytest.raises(
             StateMismatch,
-            match=r"after 6 items of epoch 0, but here Own ends after 5: .*load the state that this rank saved; or load none, and",
+            match=(
+                r"after 6 items of epoch 0, but here Own ends after 5: .*load the state that this rank saved; or load "
+                r"none, and"
+            ),
         ):
             next(iter(loader))
     with canonical(Own(1), 1, split="own") as loader:
@@ -221,7 +245,8 @@ def test_an_own_split_loads_at_the_same_world_size_only(saved_by, loaded_by):
     with canonical(Own(0), 0, loaded_by, split="own") as loader:
         loader.load_state_dict(saved)
         with pytest.raises(
-            StateMismatch, match=f"saved at a world size of {saved_by} and .*rank 0 of {loaded_by}. Load it at the same world size"
+            StateMismatch,
+            match=f"saved at a world size of {saved_by} and .*rank 0 of {loaded_by}. Load it at the same world size",
         ):
             next(iter(loader))
 
@@ -242,7 +267,11 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         with canonical(stateful(rank), rank, world_size, split="own") as loader:
             loader.load_state_dict(saved)
             with pytest.raises(
-                StateMismatch, match=f"saved by rank 1 of 2 and .*this is rank {rank} of {world_size}. Load the state that this rank saved"
+                StateMismatch,
+                match=(
+                    f"saved by rank 1 of 2 and .*this is rank {rank} of {world_size}. Load the state that this rank "
+                    f"saved"
+                ),
             ):
                 next(iter(loader))
     with canonical(stateful(1), 1, split="own") as loader:

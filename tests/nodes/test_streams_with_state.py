@@ -119,10 +119,13 @@ def epoch(loader):
 
 @pytest.mark.filterwarnings("ignore:BeginsAnew has no state_dict")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("size", "taken", "used"), [*((2, taken, taken % 2 > 0) for taken in range(5)), (4, 2, False), (4, 3, True)])
+@pytest.mark.parametrize(
+    ("size", "taken", "used"), [*((2, taken, taken % 2 > 0) for taken in range(5)), (4, 2, False), (4, 3, True)]
+)
 def test_resumes_at_every_step_and_goes_on_for_epochs(kind, size, taken, used):
-    """Seen to fail: a state that was loaded twice gave an empty epoch; one loaded before ``__iter__`` only began at 0, if the stream had been
-    read; one whose last batch was short gave an empty epoch after it; an AttributeError of the user's at the first batch."""
+    """Seen to fail: a state that was loaded twice gave an empty epoch; one loaded before ``__iter__`` only began at 0,
+    if the stream had been read; one whose last batch was short gave an empty epoch after it; an AttributeError of the
+    user's at the first batch."""
 
     def loading(stream):
         return Loader.from_dataset(stream, size, collate_fn=list)
@@ -173,7 +176,8 @@ def test_two_loaders_in_turns_over_one_stream_are_refused(kind):
 
 
 class Texts(IterableDataset):
-    """As torchtitan's ``HuggingFaceTextDataset``: cuts texts into rows, and its ``"epoch"`` (or ``key``) is a number of its own, which seeds its shuffle.
+    """As torchtitan's ``HuggingFaceTextDataset``: cuts texts into rows, and its ``"epoch"`` (or ``key``) is a number of
+    its own, which seeds its shuffle.
 
     ``renews``: at its end it starts over, otherwise every later pass is empty.
     """
@@ -215,7 +219,8 @@ def walked(loader):
     pairwise([False, True], ["epoch", "shuffles"], [(None, 0, 1), ("items", 1, 2), ("own", 1, 2)], [False, True]),
 )
 def test_a_users_epoch_is_its_own(renews, key, ways, left_early, caplog):
-    """Stopped after every batch and at every epoch's end. Seen to fail: we wrote our epoch over the stream's, and the epoch that followed was another one."""
+    """Stopped after every batch and at every epoch's end. Seen to fail: we wrote our epoch over the stream's, and the
+    epoch that followed was another one."""
     split, rank, world_size = ways
 
     def make():
@@ -238,8 +243,11 @@ def test_a_users_epoch_is_its_own(renews, key, ways, left_early, caplog):
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             assert list(islice(walked(loader), len(items) - done)) == items[done:]
-    assert left_early or "means reading from" not in caplog.text, "an epoch begins where the one before ended, and nothing is read for that"
-    if not left_early and split is None and key == "epoch":  # the form before: it did not say where the epoch before ended
+    assert left_early or "means reading from" not in caplog.text, (
+        "an epoch begins where the one before ended, and nothing is read for that"
+    )
+    # the form before: it did not say where the epoch before ended
+    if not left_early and split is None and key == "epoch":
         done = items.index("end of 0") + 1
         saved = json.loads(states[done - 1]["penstock"])
         assert saved["state"]["source"].pop("after")["ended"]

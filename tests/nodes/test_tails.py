@@ -24,5 +24,7 @@ def test_batches_is_what_cutting_gives(items, batch_size, drop_last):
 
 @pytest.mark.parametrize("tail", ["cut", "", "PAD"])
 def test_another_tail_is_refused_with_those_that_there_are(tail):
-    with pytest.raises(ValueError, match=rf"^tail='{tail}' must be one of \('pad', 'drop', 'exact'\): pad the last round"):
+    with pytest.raises(
+        ValueError, match=rf"^tail='{tail}' must be one of \('pad', 'drop', 'exact'\): pad the last round"
+    ):
         check_tail(tail)

@@ -73,7 +73,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(device):
 
 
 def test_what_lies_on_a_device_needs_no_pinning():
-    """``meta`` stands for such a device. Seen to fail: `pin` that passes everything to torch ("Cannot access accelerator device")."""
+    """``meta`` stands for such a device. Seen to fail: `pin` that passes everything to torch ("Cannot access
+    accelerator device")."""
 
     class Own:
         def pin_memory(self) -> str:
@@ -121,7 +122,8 @@ class FakeDevice:
     """Makes ``meta`` a device with streams, and writes down who did what in which order.
 
     Args:
-        interface: ``"torch"``, which implements torch's generic functions only, or ``"module"``, which has a module like ``torch.cuda`` instead.
+        interface: ``"torch"``, which implements torch's generic functions only, or ``"module"``, which has a module
+            like ``torch.cuda`` instead.
         records: Whether tensors can record streams.
     """
 
@@ -158,7 +160,9 @@ class FakeDevice:
 
         def current(device=None):
             if not hasattr(self.here, "stream"):
-                self.here.stream = Stream(None, "reader" if threading.current_thread().name == "penstock-device" else "consumer")
+                self.here.stream = Stream(
+                    None, "reader" if threading.current_thread().name == "penstock-device" else "consumer"
+                )
             return self.here.stream
 
         def missing(*_):
@@ -175,12 +179,18 @@ class FakeDevice:
         monkeypatch.setattr(torch.accelerator, "set_stream", lambda one: setattr(self.here, "stream", one))
         monkeypatch.setattr(torch.accelerator, "set_device_index", enter)
         monkeypatch.setattr(torch, "Stream", Stream)
-        module = SimpleNamespace(Stream=Stream, current_stream=current, stream=stream, set_device=enter, is_available=lambda: False)
+        module = SimpleNamespace(
+            Stream=Stream, current_stream=current, stream=stream, set_device=enter, is_available=lambda: False
+        )
         monkeypatch.setattr(torch, "get_device_module", missing if generic else lambda device: module)
         monkeypatch.setattr(torch.Tensor, "record_stream", record)
         monkeypatch.setattr(to_device, "can_pin", lambda: False)
         monkeypatch.setattr(to_device, "resolve_device", torch.device)
-        for where, name, does in ((torch.Tensor, "to", "copies"), (torch.Tensor, "copy_", "copies"), (torch, "empty_like", "allocates")):
+        for where, name, does in (
+            (torch.Tensor, "to", "copies"),
+            (torch.Tensor, "copy_", "copies"),
+            (torch, "empty_like", "allocates"),
+        ):
             monkeypatch.setattr(where, name, self.logged(name, getattr(where, name), does))
         self.current, self.stream = current, Stream
 
@@ -196,7 +206,8 @@ class FakeDevice:
 
 @pytest.mark.parametrize("interface", ["torch", "module"])
 def test_streams_wait_for_each_other_in_the_order_that_keeps_memory_whole(interface, monkeypatch):
-    """Seen to fail: with torch's generic interface alone there was no stream; without ``record_stream`` it raised in the consumer."""
+    """Seen to fail: with torch's generic interface alone there was no stream; without ``record_stream`` it raised in
+    the consumer."""
     fake = FakeDevice(monkeypatch, interface, records=True)
     mover = _Mover(torch.device("meta"))
     fake.log.clear()
@@ -219,7 +230,8 @@ def test_streams_wait_for_each_other_in_the_order_that_keeps_memory_whole(interf
 
 @pytest.mark.parametrize("interface", ["torch", "module"])
 def test_where_tensors_cannot_record_streams_a_copy_waits_for_the_consumer(interface, monkeypatch):
-    """After the memory was allocated, or work that is queued in between would still read it. And a batch that nobody wants any more is kept until it is copied.
+    """After the memory was allocated, or work that is queued in between would still read it. And a batch that nobody
+    wants any more is kept until it is copied.
 
     Seen to fail: an event of the consumer recorded before the allocation; nothing kept.
     """
@@ -246,7 +258,8 @@ def test_where_tensors_cannot_record_streams_a_copy_waits_for_the_consumer(inter
     fake.done |= {"own1", "own2"}
     mover([torch.ones(2)])
     assert kept() is None
-    assert fake.log[1:3] == ["another records another1", "own waits for another1"]  # the stream that the consumer has asked from last
+    # the stream that the consumer has asked from last
+    assert fake.log[1:3] == ["another records another1", "own waits for another1"]
 
 
 @pytest.mark.parametrize("interface", ["torch", "module"])
@@ -259,22 +272,32 @@ def test_the_reader_copies_on_its_stream_and_the_consumer_waits_for_each_batch(i
         assert f"own records own{k}" in fake.log[: fake.log.index(f"consumer waits for own{k}")]
     node.shutdown()
     assert [entry for entry in fake.log if "enters" in entry] == ["reader enters meta"]
-    assert [entry for entry in fake.log if "consumer waits" in entry] == [f"consumer waits for own{k}" for k in range(1, 6)]
+    assert [entry for entry in fake.log if "consumer waits" in entry] == [
+        f"consumer waits for own{k}" for k in range(1, 6)
+    ]
 
 
 @pytest.fixture
 def mover(monkeypatch):
     """Copies to ``meta``, which stands for a device without streams."""
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(is_available=lambda: False))  # torch, too, asks
+    # torch, too, asks
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(is_available=lambda: False))
     return _Mover(torch.device("meta"))
 
 
 def test_an_object_with_a_to_of_its_own_is_moved_whole_by_it(mover):
-    """Seen to fail: `mapped` took a packed sequence apart as the named tuple that it is, so ``batch_sizes`` went to the device, where
-    torch refuses it; a mapping and a dataclass were moved leaf by leaf.
+    """Seen to fail: `mapped` took a packed sequence apart as the named tuple that it is, so ``batch_sizes`` went to the
+    device, where torch refuses it; a mapping and a dataclass were moved leaf by leaf.
     """
     packed = pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False)
-    batch = mover({"packed": packed, "encoding": Encoding(x=torch.ones(2)), "record": Movable(torch.ones(2)), "plain": torch.ones(2)})
+    batch = mover(
+        {
+            "packed": packed,
+            "encoding": Encoding(x=torch.ones(2)),
+            "record": Movable(torch.ones(2)),
+            "plain": torch.ones(2),
+        }
+    )
     assert batch.batch["plain"].is_meta
     batch = batch.arrived()
     assert type(batch["packed"]) is PackedSequence
@@ -295,7 +318,9 @@ def test_a_field_of_the_name_to_is_no_method_and_a_row_that_raises_is_a_leaf(mov
 
 
 @on_a_device
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}])
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}]
+)
 def test_batches_arrive_on_the_device_in_order(workers):
     with Loader.from_dataset(Images(), batch_size=2, device=accelerator(), **workers) as loader:
         for _ in range(2):
@@ -311,7 +336,9 @@ def test_batches_arrive_on_the_device_in_order(workers):
 def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
     """The consumer's stream is delayed; batches still arrive complete, whenever it reads them."""
     streams = torch.get_device_module(accelerator())
-    with Loader.from_dataset(Images(10, 1500), batch_size=2, device=accelerator(), num_workers=2, method="thread") as loader:
+    with Loader.from_dataset(
+        Images(10, 1500), batch_size=2, device=accelerator(), num_workers=2, method="thread"
+    ) as loader:
         for _ in range(3):
             sums = []
             for batch in loader:

@@ -1,4 +1,5 @@
-"""A graph that was never started can be pickled, copied, sent to another process and forked. A started one refuses, and says what to do instead."""
+"""A graph that was never started can be pickled, copied, sent to another process and forked. A started one refuses, and
+says what to do instead."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def loaded(workers: int = 0, **options: Any) -> Node[Any]:
 INDEX_LEVEL: dict[str, Callable[[], Node[Any]]] = {
     "TorchOrder": lambda: Sampler(TorchOrder(N, seed=3)),
     "SamplerWrapper": lambda: SamplerWrapper(RandomSampler(range(N)), seed=3),
-    "SamplerWrapper, batches": lambda: SamplerWrapper(BatchSampler(RandomSampler(range(N)), 5, drop_last=False), seed=3),
+    "SamplerWrapper, batches": lambda: SamplerWrapper(
+        BatchSampler(RandomSampler(range(N)), 5, drop_last=False), seed=3
+    ),
     "SamplerWrapper, helper": lambda: SamplerWrapper(Hidden(), seed=3),
     "Grouper": lambda: Grouper(ShuffledOrder(N, seed=3), Buckets([1 + k % 5 for k in range(N)], 10, count=True)),
     "KeyGrouper": lambda: KeyGrouper(ShuffledOrder(N, seed=3), Buckets(keys="aabbbcccccca", batch_size=2)),
@@ -108,7 +111,9 @@ accelerated = (pytest.mark.gpu, pytest.mark.skipif(not can_pin(), reason="no acc
 GRAPHS = [
     *(pytest.param(build, id=name) for name, build in (INDEX_LEVEL | DATA_LEVEL).items()),
     pytest.param(lambda: PinMemory(loaded(2)), id="PinMemory", marks=accelerated),
-    pytest.param(lambda: ToDevice(loaded(2), torch.accelerator.current_accelerator()), id="ToDevice", marks=accelerated),
+    pytest.param(
+        lambda: ToDevice(loaded(2), torch.accelerator.current_accelerator()), id="ToDevice", marks=accelerated
+    ),
 ]
 
 
@@ -124,14 +129,17 @@ def test_every_node_is_in_one_of_the_graphs():
     """Seen to fail: `Grouper` was in none."""
     listed = {type(node) for graph in GRAPHS if not graph.marks for node in graph.values[0]().chain()} | {PinMemory}
     public = [
-        value for value in (getattr(nodes, name) for name in nodes.__all__) if isinstance(value, type) and issubclass(value, nodes.Node)
+        value
+        for value in (getattr(nodes, name) for name in nodes.__all__)
+        if isinstance(value, type) and issubclass(value, nodes.Node)
     ]
     assert {*public} - {nodes.Node, nodes.IndexNode, nodes.FirstNode} - listed == set()
 
 
 @pytest.mark.parametrize("build", GRAPHS)
 def test_a_copy_of_a_graph_that_was_never_started_gives_the_same_items(build):
-    """Seen to fail for every node with its own workers or memory: locks, threads, pools and a device's module cannot be pickled."""
+    """Seen to fail for every node with its own workers or memory: locks, threads, pools and a device's module cannot be
+    pickled."""
     node = build()
     copies = [pickle.loads(pickle.dumps(node)), copy.deepcopy(node)]
     expected = items(node)
@@ -141,7 +149,8 @@ def test_a_copy_of_a_graph_that_was_never_started_gives_the_same_items(build):
 
 @pytest.mark.parametrize("build", GRAPHS)
 def test_a_graph_that_was_started_is_not_copied(build):
-    """Seen to fail: a copy that silently starts over, or an error about a lock. `Cycler`, `Sharder` and `Batcher` are refused by their source."""
+    """Seen to fail: a copy that silently starts over, or an error about a lock. `Cycler`, `Sharder` and `Batcher` are
+    refused by their source."""
     node = build()
     next(node)
     try:
@@ -149,7 +158,11 @@ def test_a_graph_that_was_started_is_not_copied(build):
             pytest.skip("has no workers, and a copy of it begins anew")
         for copied in (pickle.dumps, copy.deepcopy):
             with pytest.raises(
-                TypeError, match="that was started cannot be pickled or copied, .*before you request its first item, or build a new graph"
+                TypeError,
+                match=(
+                    "that was started cannot be pickled or copied, .*before you request its first item, or build a new "
+                    "graph"
+                ),
             ):
                 copied(node)
     finally:
@@ -164,7 +177,8 @@ def test_nothing_exists_before_the_first_reset(build):
 
     def resources() -> tuple[int, ...]:
         me = psutil.Process()
-        return threading.active_count(), len(me.children(recursive=True)), me.num_fds(), len(weakref.finalize._registry)  # type: ignore[attr-defined]
+        finalizers = len(weakref.finalize._registry)  # type: ignore[attr-defined]
+        return threading.active_count(), len(me.children(recursive=True)), me.num_fds(), finalizers
 
     before = resources()
     node = build()
@@ -180,4 +194,6 @@ def test_a_graph_that_ended_before_it_started_does_not_start(build):
     if any(getattr(one, "num_workers", 0) for one in node.chain()):
         with pytest.raises(ClosedError):
             node.reset()
-    assert threading.active_count() == 1 or not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    assert threading.active_count() == 1 or not [
+        thread for thread in threading.enumerate() if thread.name.startswith("penstock")
+    ]

@@ -1,4 +1,5 @@
-"""``penstock.statistics.trace``: the file has the form that viewers read, its events say what happened, and afterwards everything is as before."""
+"""``penstock.statistics.trace``: the file has the form that viewers read, its events say what happened, and afterwards
+everything is as before."""
 
 from __future__ import annotations
 
@@ -6,13 +7,11 @@ import gc
 import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -21,6 +20,9 @@ from torch.utils.data import IterableDataset
 import penstock
 from penstock import Loader
 from penstock._workers.meter import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HOW = {"inline": {}, "threads": {"num_workers": 2, "method": "thread"}, "processes": {"num_workers": 2}}
 
@@ -88,7 +90,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 def bytes_of_workers() -> list[int]:
     """The sizes of the files that worker processes have open for a trace, although they are deleted."""
     workers = psutil.Process().children(recursive=True)
-    files = [link for worker in workers for link in Path(f"/proc/{worker.pid}/fd").glob("*")] if Path("/proc").exists() else []
+    files = (
+        [link for worker in workers for link in Path(f"/proc/{worker.pid}/fd").glob("*")]
+        if Path("/proc").exists()
+        else []
+    )
     return [link.stat().st_size for link in files if "penstock-trace-" in os.readlink(link)]
 
 
@@ -98,7 +104,8 @@ def tracks_of(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
 
 @pytest.mark.parametrize("how", HOW)
 def test_every_batch_wait_and_epoch_is_there(how: str, tmp_path: Path) -> None:
-    """By the indices of its samples, in the worker that loaded it. Seen to fail: workers whose track has no name; indices of the first row only."""
+    """By the indices of its samples, in the worker that loaded it. Seen to fail: workers whose track has no name;
+    indices of the first row only."""
     path = tmp_path / "trace.json"
     with penstock.statistics.trace(path), Loader.from_dataset(list(range(20)), 4, shuffle=True, **HOW[how]) as loader:
         batches = [batch.tolist() for _ in range(2) for batch in loader]
@@ -112,15 +119,26 @@ def test_every_batch_wait_and_epoch_is_there(how: str, tmp_path: Path) -> None:
     assert len(workers) <= {"inline": 1, "threads": 2, "processes": 2}[how]
     assert ({event["pid"] for event in loads if event["name"] == "load"} == {os.getpid()}) == (how != "processes")
     waits = [event for event in events if event["name"] == "wait"]
-    assert [event["args"] for event in waits if "args" in event] == [{"epoch": k // 5, "batch": k % 5 + 1} for k in range(10)]
+    assert [event["args"] for event in waits if "args" in event] == [
+        {"epoch": k // 5, "batch": k % 5 + 1} for k in range(10)
+    ]
     assert len([event for event in events if event["name"] == "training step"]) == 10
-    assert [event["name"] for event in events if event["ph"] == "i"] == ["end of an epoch; next: 1", "end of an epoch; next: 2"]
-    assert Counter(names[event["pid"], event["tid"]] for event in events if event["ph"] == "X")["reads of Batcher"] >= 10
+    assert [event["name"] for event in events if event["ph"] == "i"] == [
+        "end of an epoch; next: 1",
+        "end of an epoch; next: 2",
+    ]
+    assert (
+        Counter(names[event["pid"], event["tid"]] for event in events if event["ph"] == "X")["reads of Batcher"] >= 10
+    )
 
 
 def test_two_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    with penstock.statistics.trace(path), Loader.from_dataset([1, 2], 1) as one, Loader.from_dataset([3, 4], 1) as other:
+    with (
+        penstock.statistics.trace(path),
+        Loader.from_dataset([1, 2], 1) as one,
+        Loader.from_dataset([3, 4], 1) as other,
+    ):
         for _ in zip(one, other, strict=True):
             pass
     names = list(tracks_of(read(path)).values())
@@ -156,9 +174,10 @@ def test_a_full_disk_hides_no_error_of_the_training() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.slow
-def test_a_full_disk_does_not_end_the_work_of_a_worker(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_end_the_work_of_a_worker(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """Seen to fail: an event that could not be written raised in place of the worker's result."""
-    program = """
+    program = tmp_path / "program.py"
+    program.write_text("""
 import os, sys
 from penstock import Loader
 from penstock._observe.trace import _InWorker
@@ -169,8 +188,8 @@ for _ in range(5):
     traced[0].task(range(4), 0, 1)
 print(len(list(Loader.from_dataset(range(20), 4))), flush=True)
 os._exit(0)  # without a last try to write
-"""
-    assert subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True).stdout == b"5\n"
+""")
+    assert run_program(program, tmp_path) == "5\n"
 
 
 def test_one_trace_at_a_time(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Write the first sentence of each public name into the pages of docs/api/, which a code host shows without their docstrings.
+"""Write the first sentence of each public name into the pages of docs/api/, which a code host shows without their
+docstrings.
 
     python tests/project/api_tables.py
 
@@ -26,17 +27,26 @@ def sentences() -> dict[str, str]:
             found.setdefault(name, re.sub(r"`+", "`", sentence).replace("|", r"\|"))
 
     files = (ROOT / "pipes").rglob("*.py")
-    for file in sorted(files, key=lambda file: (file.name != "testing.py", file)):  # a name may be that of a private function, too
+    # a name may be that of a private function, too
+    for file in sorted(files, key=lambda file: (file.name != "testing.py", file)):
         body = ast.parse(file.read_text()).body
         for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 note(node.name, ast.get_docstring(node))
-                methods = [one for one in getattr(node, "body", ()) if isinstance(one, ast.FunctionDef) and isinstance(node, ast.ClassDef)]
+                methods = [
+                    one
+                    for one in getattr(node, "body", ())
+                    if isinstance(one, ast.FunctionDef) and isinstance(node, ast.ClassDef)
+                ]
                 for method in methods:
-                    note(f"{'Loader' if node.name == 'FromDataset' else node.name}.{method.name}", ast.get_docstring(method))
+                    note(
+                        f"{'Loader' if node.name == 'FromDataset' else node.name}.{method.name}",
+                        ast.get_docstring(method),
+                    )
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
                 below = after.value if isinstance(after, ast.Expr) else None
-                made_of = found.get(ast.unparse(node.value).removesuffix("()"), f"`{ast.unparse(node.value)}`")  # a class, or a type
+                # a class, or a type
+                made_of = found.get(ast.unparse(node.value).removesuffix("()"), f"`{ast.unparse(node.value)}`")
                 text = str(below.value) if isinstance(below, ast.Constant) else made_of
                 note(ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target), text)
     return found

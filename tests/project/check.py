@@ -1,9 +1,10 @@
 """The fast tests of what has changed, and the linters: ``make check``, or ``python tests/project/check.py [FILE ...]``.
 
-What has changed is what is not in the upstream branch yet: uncommitted, untracked, or committed since (files can be named instead). A file of a
-room, ``pipes/penstock/_room/x.py``, is tested by all of ``tests/room/``; any other file of the package by the test files that name its module.
-A changed test file is tested by itself, and another file of the tests by those that import it. Whatever has changed in the package, the laws, the
-import rule and the mutations come along.
+What has changed is what is not in the upstream branch yet: uncommitted, untracked, or committed since (files can be
+named instead). A file of a room, ``pipes/penstock/_room/x.py``, is tested by all of ``tests/room/``; any other file of
+the package by the test files that name its module. A changed test file is tested by itself, and another file of the
+tests by those that import it. Whatever has changed in the package, the laws, the import rule and the mutations come
+along.
 
 The tests run against ``pipes/``, and not against the installed wheel, which is what ``make test`` is for.
 """
@@ -30,7 +31,8 @@ def changed() -> list[str]:
 
 
 def selected(files: list[str], root: Path = ROOT) -> tuple[list[str], list[str]]:
-    """The tests of these files, and those that come along. What has been deleted, or stands in a folder that is there as a whole, is left out."""
+    """The tests of these files, and those that come along. What has been deleted, or stands in a folder that is there
+    as a whole, is left out."""
     besides = ALWAYS if any(file.startswith(PACKAGE) for file in files) else []
     own = {test for file in files for test in _tests_of(file, root) if (root / test).exists()}
     whole = {*besides, *(test for test in own if (root / test).is_dir())}
@@ -83,12 +85,15 @@ def _side_by_side(commands: list[list[str]]) -> int:
 
     def run(command: list[str]) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": path}
-        return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
 
     with ThreadPoolExecutor(len(commands)) as pool:
         for future in as_completed([pool.submit(run, command) for command in commands]):
             ended = future.result()
-            ok = ended.returncode == 0 or (ended.returncode == 5 and "pytest" in ended.args)  # 5: all of these tests are slow
+            # 5: all of these tests are slow
+            ok = ended.returncode == 0 or (ended.returncode == 5 and "pytest" in ended.args)
             failed |= not ok
             name = " ".join(word for word in ended.args[2:] if word not in QUIETLY)
             said = (ended.stdout.splitlines() or [""])[-1] if ok else f"exit status {ended.returncode}\n{ended.stdout}"

@@ -1,8 +1,9 @@
 """Describe the package as boxes and arrows: ``python tests/project/house.py [FOLDER OF THE PACKAGE]``.
 
-A *box* is a package (a room) or a file that lies directly in the package's folder; public files that hold names only (`DOORS`) are part of the front door. An *arrow* is an import from one box into another, including
-imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed. *Code* is
-lines without blanks, comments and docstrings, those of attributes too.
+A *box* is a package (a room) or a file that lies directly in the package's folder; public files that hold names only
+(`DOORS`) are part of the front door. An *arrow* is an import from one box into another, including imports for type
+checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not
+executed. *Code* is lines without blanks, comments and docstrings, those of attributes too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import itertools
 import sys
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,13 +30,16 @@ ONLY_A_TYPE = ("_loader.canonical_graph", "_loader.loader")  # what `Loader.from
 
 
 def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line number and full dotted name of each import; also ``torch.distributed`` where it is reached as an attribute."""
+    """Line number and full dotted name of each import; also ``torch.distributed`` where it is reached as an
+    attribute."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases):
                 yield from ((node.lineno, alias.name) for alias in aliases)
             case ast.ImportFrom(module=module, names=aliases, level=level):
-                parents = f"penstock.{name}".rstrip(".").split(".")[: None if level <= is_package else is_package - level]
+                parents = f"penstock.{name}".rstrip(".").split(".")[
+                    : None if level <= is_package else is_package - level
+                ]
                 base = ".".join([*parents, module] if module else parents) if level else module
                 yield from ((node.lineno, f"{base}.{alias.name}") for alias in aliases)
             case ast.Attribute(value=ast.Name(id="torch"), attr="distributed" | "multiprocessing"):
@@ -47,13 +52,15 @@ def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int
 
 
 def name_of(file: Path, package: Path) -> str:
-    """``penstock/_nodes/node.py`` -> ``_nodes.node``; a package has its folder's name, and the front door has an empty one."""
+    """``penstock/_nodes/node.py`` -> ``_nodes.node``; a package has its folder's name, and the front door has an empty
+    one."""
     parts = file.relative_to(package).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def files_of(package: Path) -> Graph:
-    """Which file imports which."""
+    """Which file imports which, when this is first asked."""
     files = {name_of(file, package): file for file in package.rglob("*.py")}
     return {
         name: {target for target in _targets(file, name, files) if target != name and (name, target) != ONLY_A_TYPE}
@@ -118,8 +125,8 @@ def _lines(source: str) -> int:
 class Walk:
     """The functions of a package that are given one object in this thread, each once, in the order of their first call.
 
-    A *stay* is such a function: one of its arguments is the object, or a tuple or a dict that has it; ``self`` and what it keeps do not count.
-    A *climb* is a stay on a higher floor than the one before it.
+    A *stay* is such a function: one of its arguments is the object, or a tuple or a dict that has it; ``self`` and what
+    it keeps do not count. A *climb* is a stay on a higher floor than the one before it.
     """
 
     def __init__(self, one: Any, package: Path) -> None:
@@ -157,7 +164,10 @@ class Walk:
         )
         values = [frame.f_locals.get(name) for name in code.co_varnames[:given] if name != "self"]
         values += [
-            part for value in values if isinstance(value, tuple | dict) for part in (value.values() if isinstance(value, dict) else value)
+            part
+            for value in values
+            if isinstance(value, tuple | dict)
+            for part in (value.values() if isinstance(value, dict) else value)
         ]
         if any(value is self._one for value in values):
             self.stays.setdefault((file, code.co_qualname), self._floors[_box(file)])
@@ -187,7 +197,10 @@ def main(arguments: list[str]) -> None:
     found = circles(boxes) or circles(files)
     shown = ": " + " -> ".join(found[0]) if found else ""
     code = code_of(package)
-    print("  ".join(f"{box or '(front door)'} {lines:,}" for box, lines in code.most_common()) + f": {sum(code.values()):,} lines of code")
+    print(
+        "  ".join(f"{box or '(front door)'} {lines:,}" for box, lines in code.most_common())
+        + f": {sum(code.values()):,} lines of code"
+    )
     print(f"{len(boxes)} boxes, {max(levels.values())} floors, {arrows} arrows, {len(found)} circles{shown}")
 
 

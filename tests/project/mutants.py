@@ -1,10 +1,12 @@
-"""Faults that mutmut makes up, in the files that have changed: ``make mutants``, or ``python tests/project/mutants.py [FILE ...] [--tests ...]``.
+"""Faults that mutmut makes up, in the files that have changed: ``make mutants``, or
+``python tests/project/mutants.py [FILE ...] [--tests ...]``.
 
-What has changed is what `check` says. ``pipes/penstock/_room/x.py`` is tested by the fast tests in ``tests/room/test_x.py``, or of the whole room where
-that is not there: a mutant that survives costs the time of all of them. mutmut works in a copy of the checkout, ``build/mutants``,
-where it writes all mutants of a function beside it, and runs those tests that call the function, in a fork for each mutant. It lists the mutants
-that no test killed. Many of them are harmless, such as another word in a message; for the others, write a test, and plant the fault in ``faults.txt``
-if it breaks a law.
+What has changed is what `check` says. ``pipes/penstock/_room/x.py`` is tested by the fast tests in
+``tests/room/test_x.py``, or of the whole room where that is not there: a mutant that survives costs the time of all of
+them. mutmut works in a copy of the checkout, ``build/mutants``, where it writes all mutants of a function beside it,
+and runs those tests that call the function, in a fork for each mutant. It lists the mutants that no test killed. Many
+of them are harmless, such as another word in a message; for the others, write a test, and plant the fault in
+``faults.txt`` if it breaks a law.
 
 "no tests" is also what it says of a function that only worker processes call, because it does not see calls there.
 """
@@ -38,13 +40,20 @@ use_git_change_detection = false
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Mutate what has changed, and list the mutants that no test kills.")
-    parser.add_argument("files", metavar="FILE", nargs="*", help="files of the package, instead of those that have changed")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", help="files of the package, instead of those that have changed"
+    )
     parser.add_argument("--tests", nargs="+", default=[], help="other tests than those that belong to the files")
     chosen = parser.parse_args(arguments)
-    files = [file for file in chosen.files or changed() if file.startswith(PACKAGE) and file.endswith(".py") and (ROOT / file).exists()]
+    files = [
+        file
+        for file in chosen.files or changed()
+        if file.startswith(PACKAGE) and file.endswith(".py") and (ROOT / file).exists()
+    ]
     if not files:
         print(
-            "Nothing has changed in the package. Name files to mutate them anyway: make mutants FILES='pipes/penstock/_nodes/cycler.py ...'"
+            "Nothing has changed in the package. Name files to mutate them anyway: make mutants "
+            "FILES='pipes/penstock/_nodes/cycler.py ...'"
         )
         return 0
     tests = chosen.tests or sorted({test for file in files for test in _tests_of(file)}) or ["tests/laws"]
@@ -52,9 +61,13 @@ def main(arguments: list[str]) -> int:
     print(f"{len(files)} files, tested by {' '.join(tests)}", flush=True)
     mutated = COPY / "mutants" / "src"  # programs that tests start must find it too, and not an installed penstock
     mutated.mkdir(parents=True)  # Python looks only once whether a folder of its path is there
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(mutated), os.environ.get("PYTHONPATH")]))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(mutated), os.environ.get("PYTHONPATH")]))
+    }
     mutmut = [sys.executable, "-m", "mutmut"]
-    code = subprocess.run([*mutmut, "run", "--max-children", str(os.cpu_count())], cwd=COPY, env=environment, check=False).returncode
+    code = subprocess.run(
+        [*mutmut, "run", "--max-children", str(os.cpu_count())], cwd=COPY, env=environment, check=False
+    ).returncode
     if code == 0:
         print("\nNot killed:", flush=True)
         subprocess.run([*mutmut, "results"], cwd=COPY, env=environment, check=True)
@@ -75,7 +88,8 @@ def _copy(files: list[str], tests: list[str]) -> None:
     for file in there:
         (COPY / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / file, COPY / file)
-    (COPY / "src").symlink_to("pipes")  # mutmut takes the name of a module from its path below ``src``, and from nowhere else
+    # mutmut takes the name of a module from its path below ``src``, and from nowhere else
+    (COPY / "src").symlink_to("pipes")
     settings = SETTINGS.format(
         files=json.dumps([file.replace("pipes/", "src/", 1) for file in files]),
         also=json.dumps(sorted({Path(file).parts[0] for file in there} - {"pipes", "tests"})),

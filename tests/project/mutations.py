@@ -1,19 +1,22 @@
 """Faults that a test must catch: ``python tests/project/mutations.py [-k WORD] [--part 1/3] [--list]``.
 
-``faults.txt`` has them: for each clause of a law and each promise, one small fault that somebody could write by mistake, and the test that was seen
-to fail when it was first planted. The program plants them one at a time in a copy of the package, runs that test, and says what came of it:
+``faults.txt`` has them: for each clause of a law and each promise, one small fault that somebody could write by
+mistake, and the test that was seen to fail when it was first planted. The program plants them one at a time in a copy
+of the package, runs that test, and says what came of it:
 
     killed      the test failed, for the reason shown
     SURVIVED    the test passed: it no longer sees what it was written for
     STALE       the code has changed, and the fault no longer applies
-    BROKEN      nothing was tested: the package does not import, a name is missing, or the test is gone or fails without the fault
+    BROKEN      nothing was tested: the package does not import, a name is missing, or the test is gone or fails
+                without the fault
 
 It exits with 1 unless every fault is killed. The checkout is only read.
 
-A fault takes two lines, ``place: old -> new`` and the node id of the test. The place is the qualified name of a function or a class, wherever in the
-package that is; ``file.py::name`` where several files have one of that name; or a file alone. ``old`` is an expression, or statements with semicolons
-between them, that the place has once: compared as syntax, so that line breaks, quotes and comments do not matter. ``...`` in it stands for any
-expression, ``f(...)`` for a call with any arguments. ``new`` stands there instead: ``None`` for a call that is left out, ``pass`` for a statement.
+A fault takes two lines, ``place: old -> new`` and the node id of the test. The place is the qualified name of a
+function or a class, wherever in the package that is; ``file.py::name`` where several files have one of that name; or a
+file alone. ``old`` is an expression, or statements with semicolons between them, that the place has once: compared as
+syntax, so that line breaks, quotes and comments do not matter. ``...`` in it stands for any expression, ``f(...)`` for
+a call with any arguments. ``new`` stands there instead: ``None`` for a call that is left out, ``pass`` for a statement.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "pipes" / "penstock"
 FAULTS = Path(__file__).with_name("faults.txt")
 LIMIT_S = 60
+SCOPES = (ast.ClassDef, ast.FunctionDef)
 
 
 class Stale(Exception):
@@ -54,13 +58,18 @@ class Fault:
     new: str
     test: str
 
-    def applied(self, package: Path = PACKAGE) -> tuple[Path, str]:
-        """The file, and its text with the fault in it. Raises `Stale`."""
+    def planted(self, package: Path = PACKAGE) -> tuple[Path, ast.Module]:
+        """The file, and its code with the fault in it. Raises `Stale`."""
         path, tree, scope = _found(self.place, package)
         planted = _Planted(_parsed(self.old), _parsed(self.new))
         planted.visit(scope)
         if planted.times != 1:
             raise Stale(f"{self.place} in {path.name} has this {planted.times} times, not once")
+        return path, tree
+
+    def applied(self, package: Path = PACKAGE) -> tuple[Path, str]:
+        """The file, and its text with the fault in it. Raises `Stale`."""
+        path, tree = self.planted(package)
         return path, ast.unparse(ast.fix_missing_locations(tree))
 
     def __str__(self) -> str:
@@ -82,29 +91,40 @@ def read(text: str) -> list[Fault]:
 
 def _found(place: str, package: Path) -> tuple[Path, ast.Module, ast.AST]:
     file, _, name = (place, "", "") if place.endswith(".py") else place.rpartition("::")
-    last = re.compile(rf"^ *(?:def|class) {name.rpartition('.')[2]}\b" if name else "", re.MULTILINE)
-    found = []
-    for path, text in _texts(package).items():
-        if path.as_posix().endswith(f"/{file}" if file else "") and last.search(text):
-            tree = ast.parse(text)
-            found += [(path, tree, scope) for scope in _inside(tree, name.split(".") if name else [])]
-    if len(found) != 1:
-        raise Stale(f"{place} is in {' and '.join(path.name for path, *_ in found) or 'no file'}")
-    return found[0]
+    paths = [path for path in _named(package).get(name, ()) if path.as_posix().endswith(f"/{file}" if file else "")]
+    if len(paths) != 1:
+        raise Stale(f"{place} is in {' and '.join(path.name for path in paths) or 'no file'}")
+    tree = ast.parse(paths[0].read_text())
+    (scope,) = _inside(tree, name.split(".") if name else [])
+    return paths[0], tree, scope
 
 
 @cache
-def _texts(package: Path) -> dict[Path, str]:
-    return {path: path.read_text() for path in sorted(package.rglob("*.py"))}
+def _named(package: Path) -> dict[str, list[Path]]:
+    """The file of each function and class, by its qualified name, as often as it has one of that name; and every file,
+    by the empty name."""
+    found: dict[str, list[Path]] = {}
+
+    def enter(scope: ast.AST, name: str, path: Path) -> None:
+        found.setdefault(name, []).append(path)
+        for node in ast.iter_child_nodes(scope):
+            if isinstance(node, SCOPES):
+                enter(node, f"{name}.{node.name}".lstrip("."), path)
+
+    for path in sorted(package.rglob("*.py")):
+        enter(ast.parse(path.read_text()), "", path)
+    return found
 
 
 def _inside(scope: ast.AST, names: list[str]) -> list[ast.AST]:
     """What has this qualified name in ``scope``."""
     if not names:
         return [scope]
-    kinds = (ast.ClassDef, ast.FunctionDef)
     return [
-        one for node in ast.iter_child_nodes(scope) if isinstance(node, kinds) and node.name == names[0] for one in _inside(node, names[1:])
+        one
+        for node in ast.iter_child_nodes(scope)
+        if isinstance(node, SCOPES) and node.name == names[0]
+        for one in _inside(node, names[1:])
     ]
 
 
@@ -125,7 +145,11 @@ class _Planted(ast.NodeTransformer):
         self.times = 0
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(self._old, ast.AST) and _same(self._old, node) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+        if (
+            isinstance(self._old, ast.AST)
+            and _same(self._old, node)
+            and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        ):
             self.times += 1
             return self._new
         node = self.generic_visit(node)
@@ -158,7 +182,9 @@ def _same(pattern: Any, node: Any) -> bool:
     return pattern == node
 
 
-_NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)
+_NOT_TESTED = re.compile(
+    r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE
+)
 _REASON = re.compile(r"^E +(.+)", re.MULTILINE)
 
 
@@ -195,7 +221,8 @@ def tested(source: Path, tests: list[str]) -> tuple[int, str, list[str]]:
     """Run ``tests`` with the package in ``source``, in a fork of this process, which has imported torch already.
 
     Returns:
-        pytest's exit status, what it said, and the node ids of those that failed: a single test stops at the first of its cases that fails.
+        pytest's exit status, what it said, and the node ids of those that failed: a single test stops at the first of
+        its cases that fails.
     """
     assert "penstock" not in sys.modules, "the forks would have the package of this process"
     output = source.parent / "output.txt"
@@ -211,7 +238,11 @@ def tested(source: Path, tests: list[str]) -> tuple[int, str, list[str]]:
         os.waitpid(pid, 0)
         return 1, f"E no end after {limit_s} s", tests
     failed = source.parent / "failed.json"
-    return os.waitstatus_to_exitcode(ended[1]), output.read_text(), json.loads(failed.read_text()) if failed.exists() else []
+    return (
+        os.waitstatus_to_exitcode(ended[1]),
+        output.read_text(),
+        json.loads(failed.read_text()) if failed.exists() else [],
+    )
 
 
 class _Failed:
@@ -276,8 +307,12 @@ def failing(sound: Path, tests: list[str]) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Plant faults in a copy of the package, and see that the tests catch them.")
-    parser.add_argument("-k", metavar="WORD", default="", help="only faults with this word in the place, the code or the test")
+    parser = argparse.ArgumentParser(
+        description="Plant faults in a copy of the package, and see that the tests catch them."
+    )
+    parser.add_argument(
+        "-k", metavar="WORD", default="", help="only faults with this word in the place, the code or the test"
+    )
     parser.add_argument("--part", metavar="K/N", default="1/1", help="every Nth of them, from the Kth")
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     parser.add_argument("--file", type=Path, default=FAULTS, help="other faults")
@@ -287,7 +322,8 @@ def main(arguments: list[str]) -> int:
     if chosen.list:
         print(*faults, sep="\n")
         return 0
-    for name in ("torchdata.nodes", "pytest", "psutil"):  # every test would import them, and torch; so the forks have them already
+    # every test would import them, and torch; so the forks have them already
+    for name in ("torchdata.nodes", "pytest", "psutil"):
         importlib.import_module(name)
     alive = 0
     with tempfile.TemporaryDirectory(prefix="penstock-mutation-") as folder:

@@ -1,6 +1,8 @@
-"""Run a notebook from its beginning, and keep what it shows: ``python tests/project/notebook.py examples/tour.ipynb [INTO]``.
+"""Run a notebook from its beginning, and keep what it shows:
+``python tests/project/notebook.py examples/tour.ipynb [INTO]``.
 
-Written are the cells, their outputs and nothing else: no times, no versions, and no path of the machine. Needs ``pip install --group docs``.
+Written are the cells, their outputs and nothing else: no times, no versions, and no path of the machine. Needs
+``pip install --group docs``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def run(notebook: str) -> dict[str, Any]:
     return {**json.loads(nbformat.writes(node)), "metadata": METADATA}
 
 
-METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 
 
 def main(file: str, into: str | None = None) -> None:

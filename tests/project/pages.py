@@ -1,10 +1,12 @@
-"""Run the code of every page as a reader would: in an empty folder, with the wheel and what the page says to install, and nothing else.
+"""Run the code of every page as a reader would: in an empty folder, with the wheel and what the page says to install,
+and nothing else.
 
-    python tests/project/pages.py [--wheel dist/torch_penstock-0.1.0-py3-none-any.whl] [--constraints constraints.txt] [page ...]
+    python tests/project/pages.py [--wheel dist/torch_penstock-0.1.0-py3-none-any.whl] [--constraints constraints.txt]
+    [page ...]
 
-It makes a virtual environment with the wheel, and a second one on top of it for each page that installs more. No file of this repository is
-within reach: the programs run in a temporary folder, without PYTHONPATH. CI runs the pages in one environment that has everything
-(test_docs.py), which is faster, and checks that each page names what it imports.
+It makes a virtual environment with the wheel, and a second one on top of it for each page that installs more. No file
+of this repository is within reach: the programs run in a temporary folder, without PYTHONPATH. CI runs the pages in one
+environment that has everything (test_docs.py), which is faster, and checks that each page names what it imports.
 """
 
 from __future__ import annotations
@@ -32,7 +34,18 @@ def environment(folder: Path, wanted: list[str], constraints: Path, below: Path 
         (others,) = below.glob("lib/python*/site-packages")
         (packages / "below.pth").write_text(f"{others}\n")
     python = folder / "bin" / "python"
-    command = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install", "--no-compile", "-c", constraints, *wanted]
+    command = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "-qq",
+        "install",
+        "--no-compile",
+        "-c",
+        constraints,
+        *wanted,
+    ]
     subprocess.run(command, check=True, cwd=folder, env=clean())
     return python
 
@@ -51,7 +64,9 @@ def wanted(page: Path, wheel: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", type=Path, nargs="*", default=docs.RUNNABLE)
-    parser.add_argument("--wheel", type=Path, default=next(iter(sorted((ROOT / "dist").glob("*.whl"))), None), help="make dist makes it")
+    parser.add_argument(
+        "--wheel", type=Path, default=next(iter(sorted((ROOT / "dist").glob("*.whl"))), None), help="make dist makes it"
+    )
     parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
     options = parser.parse_args()
     wheel, failed = options.wheel.resolve(), []
@@ -60,7 +75,11 @@ def main() -> None:
         plain = environment(base, [str(wheel)], options.constraints.resolve())
         for number, page in enumerate(options.pages):
             more = wanted(page, wheel)
-            python = environment(Path(folder, f"more {number}"), more, options.constraints.resolve(), base) if more else plain
+            python = (
+                environment(Path(folder, f"more {number}"), more, options.constraints.resolve(), base)
+                if more
+                else plain
+            )
             empty = Path(folder, f"page {number}")
             empty.mkdir()
             (empty / "page.py").write_text(docs.script(page.read_text()))
@@ -74,7 +93,10 @@ def main() -> None:
                 timeout=600,
                 check=False,
             )
-            print(f"{page.resolve().relative_to(ROOT)}: {'runs' if not ended.returncode else 'fails'} {' '.join(more)}", flush=True)
+            print(
+                f"{page.resolve().relative_to(ROOT)}: {'runs' if not ended.returncode else 'fails'} {' '.join(more)}",
+                flush=True,
+            )
             if ended.returncode:
                 print(ended.stdout + ended.stderr, flush=True)
                 failed.append(page)

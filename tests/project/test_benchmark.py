@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def data(date: str = "today", **speeds: float) -> dict[str, Any]:
-    """A run of one workload: three rounds of three turns, in which the machine is slower each time, for all loaders alike."""
+    """A run of one workload: three rounds of three turns, in which the machine is slower each time, for all loaders
+    alike."""
     same = {"workload": "rows", "batch_us": 6400, "batches": 100, "switches": 1}
     rows = [
         {**same, "loader": name, "round": number, "turn": turn, "samples_per_s": speed / (1 + number + turn)}
@@ -33,9 +34,12 @@ def data(date: str = "today", **speeds: float) -> dict[str, Any]:
     return {"date": date, "machine": machine, "options": options, "rows": rows, "took_s": 60, **by_workload}
 
 
-@pytest.mark.parametrize(("count", "left_out"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (25, 7)])
+@pytest.mark.parametrize(
+    ("count", "left_out"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (25, 7)]
+)
 def test_the_interval_of_the_median_is_that_of_the_sign_test(count: int, left_out: int) -> None:
-    """Known values, of any table of the sign test. Seen to fail: without the last step back, which leaves out one more."""
+    """Known values, of any table of the sign test. Seen to fail: without the last step back, which leaves out one
+    more."""
     assert tables.interval([float(value) for value in reversed(range(count))]) == (left_out, count - 1 - left_out)
 
 
@@ -57,16 +61,23 @@ def test_a_verdict_needs_an_interval_without_1_and_a_lead_of_2_percent(ratios: l
 
 
 def test_loaders_are_compared_turn_by_turn() -> None:
-    """The machine slows down threefold and more, but the ratios stay. Seen to fail: ratios of medians over turns that one loader missed."""
+    """The machine slows down threefold and more, but the ratios stay. Seen to fail: ratios of medians over turns that
+    one loader missed."""
     run = data(
-        **{"penstock, inline": 300, "penstock, threads": 100, "Grain, inline": 200, "no loader, threads": 400, "load only, inline": 900}
+        **{
+            "penstock, inline": 300,
+            "penstock, threads": 100,
+            "Grain, inline": 200,
+            "no loader, threads": 400,
+            "load only, inline": 900,
+        }
     )
     del run["rows"][0]
     page = tables.page(run)
     assert (
-        "| tiny rows, 32 float32 | 133, threads | inline | 0.75 | Grain, inline | 0.50 | ahead 1.50 (1.50 to 1.50) | 1.00 | 0.5 to 0.5 |"
-        in page
-    )
+        "| tiny rows, 32 float32 | 133, threads | inline | 0.75 | Grain, inline | 0.50 | ahead 1.50 (1.50 to 1.50) | "
+        "1.00 | 0.5 to 0.5 |"
+    ) in page
     assert "| tiny rows, 32 float32 | ahead 1.50 (1.50 to 1.50), CPU time 1.00, Grain | - | - |" in page
 
 
@@ -88,7 +99,12 @@ def test_a_page_keeps_what_is_outside_the_markers(tmp_path: Path) -> None:
 
 def test_the_page_quotes_the_measurements() -> None:
     """Seen to fail: a row of the page that was changed by hand."""
-    quoted = (EXAMPLES.parent / "docs" / "performance.md").read_text().partition("## Compared with other loaders")[2].partition("\n## ")[0]
+    quoted = (
+        (EXAMPLES.parent / "docs" / "performance.md")
+        .read_text()
+        .partition("## Compared with other loaders")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line for line in quoted.splitlines() if line.startswith("|")]
     assert len(rows) > 10
     assert set(rows) <= {*(EXAMPLES / "measurements" / "README.md").read_text().splitlines()}
@@ -97,7 +113,8 @@ def test_the_page_quotes_the_measurements() -> None:
 @pytest.mark.slow
 @pytest.mark.soak
 def test_the_benchmark_of_loaders_runs(run_script: Callable[..., str], tmp_path: Path) -> None:
-    """With the loaders that need no other package, and one that may be missing: it is named. Every part of the cost model is there."""
+    """With the loaders that need no other package, and one that may be missing: it is named. Every part of the cost
+    model is there."""
     who = ["penstock", "no loader", "DataLoader", "load only", "index level", "SPDL"]
     file = tmp_path / "rows.json"
     words = ["--quick", "--loaders", *who, "--workloads", "rows", "text", "nothing", "--json", str(file)]

@@ -39,7 +39,8 @@ def test_all_processes_past_a_deadline_show_their_stacks(capfd: pytest.CaptureFi
 
 
 def test_so_does_a_program_that_hangs(programs: Programs, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """A fork of the server, with a process below it. Another server takes the place of the one that is ended with them."""
+    """A fork of the server, with a process below it. Another server takes the place of the one that is ended with
+    them."""
     os.mkfifo(tmp_path / "up")
     (tmp_path / "hangs.py").write_text(f"import sys; sys.stdout = open('up', 'w')\n{HANGS}")
     with ThreadPoolExecutor(1) as pool:

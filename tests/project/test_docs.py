@@ -1,7 +1,9 @@
-"""What README.md, CONTRIBUTING.md, docs/ and the pages of evidence say is true: their code runs, their JSON parses, their commands and links exist.
+"""What README.md, CONTRIBUTING.md, docs/ and the pages of evidence say is true: their code runs, their JSON parses,
+their commands and links exist.
 
-The ``python`` blocks of a page make one script, which runs in its own process in an empty folder. A block with a file's name behind the label is
-that file, and ``torchrun`` lines of a ``console`` block are run. A block that is not meant to run has another label.
+The ``python`` blocks of a page make one script, which runs in its own process in an empty folder. A block with a file's
+name behind the label is that file, and ``torchrun`` lines of a ``console`` block are run. A block that is not meant to
+run has another label.
 """
 
 from __future__ import annotations
@@ -35,11 +37,31 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 EVIDENCE = ROOT / "examples" / "measurements"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md")), *sorted(EVIDENCE.glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(EVIDENCE.glob("*.md")),
+]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = ["penstock", "penstock.formats", "penstock.nodes", "penstock.orders", "penstock.statistics", "penstock.testing"]
-INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
-FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.MULTILINE | re.DOTALL)
+MODULES = [
+    "penstock",
+    "penstock.formats",
+    "penstock.nodes",
+    "penstock.orders",
+    "penstock.statistics",
+    "penstock.testing",
+]
+INTEGRATIONS = {
+    "accelerate": "AccelerateLoader",
+    "lightning": "LightningCallback",
+    "transformers": "HFTrainerCallback HFTrainerMixin",
+}
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$",
+    re.MULTILINE | re.DOTALL,
+)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|(?:<img[^>]* src|<source[^>]* srcset)=\"(?P<image>[^\"]+)\"")
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
@@ -70,7 +92,8 @@ def launches(block: Block) -> list[list[str]]:
 
 
 def script(markdown: str, *, launch: bool = True) -> str:
-    """The blocks as one program in which each line keeps its number in the page, so that a traceback names the right line; with torchrun, or without."""
+    """The blocks as one program in which each line keeps its number in the page, so that a traceback names the right
+    line; with torchrun, or without."""
     lines: list[str] = []
     for block in blocks(markdown):
         label, _, file = block.label.partition(" ")
@@ -79,7 +102,10 @@ def script(markdown: str, *, launch: bool = True) -> str:
             lines += [f"open({file!r}, 'w').write({block.text!r})"] if file else block.text.splitlines()
         elif launch and (runs := launches(block)):
             lines += [""] * (block.line - 1 - len(lines))
-            lines += [f"__import__('subprocess').run([__import__('sys').executable, *{TORCHRUN}, *{words}], check=True)" for words in runs]
+            lines += [
+                f"__import__('subprocess').run([__import__('sys').executable, *{TORCHRUN}, *{words}], check=True)"
+                for words in runs
+            ]
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -99,7 +125,10 @@ def missing(words: list[str]) -> str | None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     if words[0] == "make":
         return next((word for word in words[1:] if "=" not in word and word not in targets), None)
-    return next((word for word in words if word.startswith(("examples/", "tests/", "docs/")) and not (ROOT / word).exists()), None)
+    return next(
+        (word for word in words if word.startswith(("examples/", "tests/", "docs/")) and not (ROOT / word).exists()),
+        None,
+    )
 
 
 def written(page: Path) -> set[str]:
@@ -115,7 +144,9 @@ RUNNABLE = [page for page in PAGES if script(page.read_text())]
 def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_program: Callable[..., str]) -> None:
     """What the page launches comes last here, on forked ranks. pages.py runs it where it stands, with torchrun."""
     program = script(page.read_text(), launch=False)
-    packages = {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)} - written(page)
+    packages = {
+        found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)
+    } - written(page)
     lacking = [package for package in sorted(packages) if find_spec(package) is None]
     if lacking and not os.environ.get("CI"):
         pytest.skip(f"{lacking} not installed: pip install --group docs")
@@ -170,42 +201,63 @@ assert of(4) == of(1)  # a batch is its samples, in their order
 """
 THREADS, PROCESSES = {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "multiprocessing_context": "fork"}
 ONLY = {"ArrayRecord": [THREADS]}
-VALUES = {"Video, and LeRobot datasets": "assert [round(data[i]['image'].float().mean().item() / 4) for i in range(60)] == list(range(60))"}
+VALUES = {
+    "Video, and LeRobot datasets": (
+        "assert [round(data[i]['image'].float().mean().item() / 4) for i in range(60)] == list(range(60))"
+    )
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_resumes_everywhere_and_gives_the_same_in_workers(recipe: str, tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """From an empty folder. Seen to fail: HDF5 with the rows in ascending order; ArrayRecord in forked workers. Video by its float32 timestamps (the frame before), or with one decoder for two threads. (HDF5 and video read by a fork what its parent had opened, and gave the same.)"""
-    for package in sorted({found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", RECIPES[recipe], re.MULTILINE)}):
+def test_a_recipe_resumes_everywhere_and_gives_the_same_in_workers(
+    recipe: str, tmp_path: Path, run_program: Callable[..., str]
+) -> None:
+    """From an empty folder. Seen to fail: HDF5 with the rows in ascending order; ArrayRecord in forked workers. Video
+    by its float32 timestamps (the frame before), or with one decoder for two threads. (HDF5 and video read by a fork
+    what its parent had opened, and gave the same.)"""
+    for package in sorted(
+        {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", RECIPES[recipe], re.MULTILINE)}
+    ):
         try:
             importlib.import_module(package)
         except (ImportError, OSError, RuntimeError) as exc:  # the latter two for a shared library that it needs
             pytest.skip(f"{package}: {exc}")
     ways = ONLY.get(recipe, [THREADS, PROCESSES])
     use = USE.replace("num_workers=2", 'num_workers=2, method="thread"') if PROCESSES not in ways else USE
-    (tmp_path / "program.py").write_text("\n".join([SHARED, RECIPES[recipe], VALUES.get(recipe, ""), use, f"WAYS = {ways}", CHECK]))
+    (tmp_path / "program.py").write_text(
+        "\n".join([SHARED, RECIPES[recipe], VALUES.get(recipe, ""), use, f"WAYS = {ways}", CHECK])
+    )
     run_program(tmp_path / "program.py")
 
 
 NAMES = {"PIL": "pillow", "torch_geometric": "torch-geometric"}  # packages that are imported by another name
-EXTRAS = {name: {Requirement(line).name for line in lines} for name, lines in PYPROJECT["optional-dependencies"].items()}
+EXTRAS = {
+    name: {Requirement(line).name for line in lines} for name, lines in PYPROJECT["optional-dependencies"].items()
+}
 
 
 def brought(page: Path) -> set[str]:
-    """The packages that a reader of the page has: those that penstock needs, and those that the page says to install."""
+    """The packages that a reader of the page has: those that penstock needs, and those that the page says to
+    install."""
     has = {Requirement(line).name for line in PYPROJECT["dependencies"]} | {"penstock"} | written(page)
     for line in re.findall(r"`pip install ([^`]+)`", page.read_text()):
         needs = [Requirement(word) for word in shlex.split(line) if word != "."]
-        has |= {need.name for need in needs} | {name for need in needs for extra in need.extras for name in EXTRAS[extra]}
+        has |= {need.name for need in needs} | {
+            name for need in needs for extra in need.extras for name in EXTRAS[extra]
+        }
     return has
 
 
 def test_each_page_says_what_to_install() -> None:
-    """tests/project/pages.py runs the pages with that and nothing else. Seen to fail: a progress bar without its package."""
+    """tests/project/pages.py runs the pages with that and nothing else. Seen to fail: a progress bar without its
+    package."""
     lacking = []
     for page in RUNNABLE:
-        imported = {found.partition(".")[0] for found in re.findall(r"^ *(?:from|import) ([\w.]+)", script(page.read_text()), re.MULTILINE)}
+        imported = {
+            found.partition(".")[0]
+            for found in re.findall(r"^ *(?:from|import) ([\w.]+)", script(page.read_text()), re.MULTILINE)
+        }
         if lacks := {NAMES.get(name, name) for name in imported - sys.stdlib_module_names} - brought(page):
             lacking.append((page.name, lacks))
     assert lacking == []
@@ -213,9 +265,9 @@ def test_each_page_says_what_to_install() -> None:
 
 def misnamed(code: str) -> list[str]:
     """What code that is only shown says of penstock, and is not so: names, and arguments."""
-    known = {name: getattr(module, name) for module in map(importlib.import_module, MODULES) for name in module.__all__} | {
-        "penstock": penstock
-    }
+    known = {
+        name: getattr(module, name) for module in map(importlib.import_module, MODULES) for name in module.__all__
+    } | {"penstock": penstock}
     wrong = []
 
     def meant(node: ast.expr) -> Any:
@@ -233,7 +285,11 @@ def misnamed(code: str) -> list[str]:
         elif isinstance(node, ast.Call) and callable(function := meant(node.func)):
             parameters = inspect.signature(function).parameters
             if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-                wrong += [f"{ast.unparse(node.func)}({word.arg}=…)" for word in node.keywords if word.arg and word.arg not in parameters]
+                wrong += [
+                    f"{ast.unparse(node.func)}({word.arg}=…)"
+                    for word in node.keywords
+                    if word.arg and word.arg not in parameters
+                ]
     return sorted(set(wrong))
 
 
@@ -244,7 +300,8 @@ def test_blocks_that_are_only_shown_name_what_there_is() -> None:
 
 def test_a_wrong_name_is_seen() -> None:
     code = (
-        "penstock.Loader.from_data(x)\nloader = Loader.from_dataset(data, …, workers=8)\npenstock.Mix(x, y, runs=3)\nloader.anything(y=1)"
+        "penstock.Loader.from_data(x)\nloader = Loader.from_dataset(data, …, workers=8)\npenstock.Mix(x, y, runs=3)\n"
+        "loader.anything(y=1)"
     )
     assert misnamed(code) == ["Loader.from_dataset(workers=…)", "penstock.Loader.from_data", "penstock.Mix(runs=…)"]
 
@@ -257,7 +314,9 @@ def test_json_blocks_parse() -> None:
 
 
 def test_commands_exist() -> None:
-    assert [(name, words, lack) for name, _, text in EVERY for words in commands(text) if (lack := missing(words))] == []
+    assert [
+        (name, words, lack) for name, _, text in EVERY for words in commands(text) if (lack := missing(words))
+    ] == []
 
 
 def links(text: str) -> list[str]:
@@ -267,7 +326,9 @@ def links(text: str) -> list[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    assert [(name, to) for name, page, text in EVERY for to in links(text) if not (page.parent / to.split("#")[0]).exists()] == []
+    assert [
+        (name, to) for name, page, text in EVERY for to in links(text) if not (page.parent / to.split("#")[0]).exists()
+    ] == []
 
 
 FILE = re.compile(r"`((?:docs|examples|pipes|tests)/[\w./-]+\.\w+)`")
@@ -275,13 +336,21 @@ FILE = re.compile(r"`((?:docs|examples|pipes|tests)/[\w./-]+\.\w+)`")
 
 def test_files_that_a_page_names_are_there() -> None:
     """Seen to fail: pages that were moved, in the lists of CONTRIBUTING.md."""
-    assert [(name, file) for name, _, text in EVERY for file in FILE.findall(FENCE.sub("", text)) if not (ROOT / file).exists()] == []
+    assert [
+        (name, file)
+        for name, _, text in EVERY
+        for file in FILE.findall(FENCE.sub("", text))
+        if not (ROOT / file).exists()
+    ] == []
 
 
 def headings(markdown: str) -> set[str]:
     """The anchors of a page, as MyST and code hosts make them."""
     titles = re.findall(r"^#{1,4} (.+)$", FENCE.sub("", markdown), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-") for title in titles}
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-")
+        for title in titles
+    }
 
 
 def test_anchors_exist() -> None:
@@ -304,7 +373,10 @@ def public_names() -> Iterator[str]:
 
 def documented(folder: Path = DOCS / "api") -> list[str]:
     """What the pages of the API reference document, apart from methods. A whole module is every name in it."""
-    found = [re.findall(r"^\.\. auto(module)?(?!method)\w*:: (\S+)", page.read_text(), re.MULTILINE) for page in folder.glob("*.md")]
+    found = [
+        re.findall(r"^\.\. auto(module)?(?!method)\w*:: (\S+)", page.read_text(), re.MULTILINE)
+        for page in folder.glob("*.md")
+    ]
     return [
         each
         for module, name in itertools.chain.from_iterable(found)
@@ -326,8 +398,11 @@ def test_every_integration_is_listed() -> None:
 
 
 def test_every_public_name_is_shown_outside_of_the_reference() -> None:
-    """A reference says what a name does, and a guide what it is for. Seen to fail: `WeightedOrder`, which stood in the changelog only."""
-    shown = "".join(page.read_text() for page in DOCS.rglob("*.md") if page.parent != DOCS / "api" and page.name != "changelog.md")
+    """A reference says what a name does, and a guide what it is for. Seen to fail: `WeightedOrder`, which stood in the
+    changelog only."""
+    shown = "".join(
+        page.read_text() for page in DOCS.rglob("*.md") if page.parent != DOCS / "api" and page.name != "changelog.md"
+    )
     assert [name for name in public_names() if not re.search(rf"\b{name.rpartition('.')[2]}\b", shown)] == []
 
 
@@ -350,7 +425,9 @@ def said_by_the_code() -> str:
     for file in Path(penstock.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
-                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
+                texts.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(re.sub(r"%[a-z]", "…", node.value))
     return "\n".join(texts)
@@ -358,23 +435,36 @@ def said_by_the_code() -> str:
 
 def test_messages_in_the_troubleshooting_are_those_of_the_code() -> None:
     """So that a search for one ends there. Seen to fail: a message that was changed in the code only."""
-    rows = re.findall(r"^\| (.+?) \|", (DOCS / "troubleshooting.md").read_text().partition("## No message")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \|", (DOCS / "troubleshooting.md").read_text().partition("## No message")[0], re.MULTILINE
+    )
     parts = [part.strip(" :") for row in rows for quoted in re.findall(r"`([^`]+)`", row) for part in quoted.split("…")]
     code = said_by_the_code()
-    assert [part for part in parts if part not in code and not hasattr(penstock, part) and not hasattr(builtins, part)] == []
+    assert [
+        part for part in parts if part not in code and not hasattr(penstock, part) and not hasattr(builtins, part)
+    ] == []
 
 
 def test_readme_states_the_facts_of_the_package_and_stays_short() -> None:
     """Seen to fail: another version."""
-    torch_version = next(one.specifier for line in PYPROJECT["dependencies"] if (one := Requirement(line)).name == "torch")
+    torch_version = next(
+        one.specifier for line in PYPROJECT["dependencies"] if (one := Requirement(line)).name == "torch"
+    )
     readme = (ROOT / "README.md").read_text()
     python, torch = (str(bound).removeprefix(">=") for bound in (PYPROJECT["requires-python"], torch_version))
-    assert f"\nVersion {penstock.__version__} · Python {python}+ · torch {torch}+ · Linux · {PYPROJECT['license']} · " in readme
+    assert (
+        f"\nVersion {penstock.__version__} · Python {python}+ · torch {torch}+ · Linux · {PYPROJECT['license']} · "
+        in readme
+    )
     assert readme.count("\n") <= 100
 
 
 def test_readme_needs_no_other_command_than_git_make_and_pip() -> None:
-    found = [words for words in commands((ROOT / "README.md").read_text()) if words[0] != "make" and words[:2] != ["pip", "install"]]
+    found = [
+        words
+        for words in commands((ROOT / "README.md").read_text())
+        if words[0] != "make" and words[:2] != ["pip", "install"]
+    ]
     assert [words[:2] for words in found] == [["git", "clone"]]
 
 

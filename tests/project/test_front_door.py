@@ -1,6 +1,7 @@
 """The front door is lazy: what a program imports, and that nobody notices otherwise.
 
-Modules are counted, not seconds, and in a process that has imported torch and NumPy only, because this one has imported everything by now.
+Modules are counted, not seconds, and in a process that has imported torch and NumPy only, because this one has imported
+everything by now.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 @pytest.fixture(scope="module")
 def loaded_by(fresh: Callable[[str], str]) -> Callable[[str], set[str]]:
     """The modules that code imports."""
-    return lambda code: set(fresh(f"import sys\nbefore = {{*sys.modules}}\n{code}\nprint(*({{*sys.modules}} - before))").split())
+    return lambda code: set(
+        fresh(f"import sys\nbefore = {{*sys.modules}}\n{code}\nprint(*({{*sys.modules}} - before))").split()
+    )
 
 
 def test_importing_penstock_imports_nothing_else(loaded_by: Callable[[str], set[str]]) -> None:
@@ -62,11 +65,19 @@ def test_importing_penstock_imports_nothing_else(loaded_by: Callable[[str], set[
 def test_a_loader_imports_only_what_it_uses(arguments: str, unused: str, loaded_by: Callable[[str], set[str]]) -> None:
     """Seen to fail: the processes imported where the pool of threads is made."""
     loaded = loaded_by(
-        f"from penstock import Loader\nwith Loader.from_dataset([*range(9)], 2, True{arguments}) as loader: next(iter(loader))"
+        f"from penstock import Loader\nwith Loader.from_dataset([*range(9)], 2, True{arguments}) as loader: "
+        f"next(iter(loader))"
     )
     assert "penstock._nodes.parallel_mapper" in loaded
-    unused += " _streams _datasets _nodes.grouper _nodes.iterable_source _nodes.sampler_wrapper _nodes.pin_memory _nodes.to_device"
-    assert [module for module in sorted(loaded) if f"{module}.".startswith(tuple(f"penstock.{room}." for room in unused.split()))] == []
+    unused += (
+        " _streams _datasets _nodes.grouper _nodes.iterable_source _nodes.sampler_wrapper _nodes.pin_memory "
+        "_nodes.to_device"
+    )
+    assert [
+        module
+        for module in sorted(loaded)
+        if f"{module}.".startswith(tuple(f"penstock.{room}." for room in unused.split()))
+    ] == []
 
 
 class Told:
@@ -82,14 +93,19 @@ class Told:
 @pytest.mark.slow
 def test_a_spawned_worker_imports_only_what_its_work_needs() -> None:
     """Each worker pays for its imports. Seen to fail: the task imported a node, and with it torchdata."""
-    with penstock.Loader.from_dataset(Told(), None, num_workers=1, multiprocessing_context="spawn", collate_fn=list) as loader:
+    with penstock.Loader.from_dataset(
+        Told(), None, num_workers=1, multiprocessing_context="spawn", collate_fn=list
+    ) as loader:
         loaded = next(iter(loader))
     assert "penstock._fetch.fetch_task" in loaded
-    assert [module for module in loaded if module.startswith(("torchdata.nodes", "penstock._nodes", "penstock._loader"))] == []
+    assert [
+        module for module in loaded if module.startswith(("torchdata.nodes", "penstock._nodes", "penstock._loader"))
+    ] == []
 
 
 def test_one_thread_at_a_time_imports_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch crashes if threads begin to import it at different ends. Seen to fail: without the lock (and a program of 12 threads died in every second run)."""
+    """Torch crashes if threads begin to import it at different ends. Seen to fail: without the lock (and a program of
+    12 threads died in every second run)."""
     others = []
 
     def imported(name: str) -> ModuleType:
@@ -107,7 +123,8 @@ def test_one_thread_at_a_time_imports_rooms(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_fork_in_the_middle_of_an_import_leaves_nothing_locked(fresh: Callable[[str], str]) -> None:
-    """Another thread was importing, and is not there any more. Seen to fail: without the new lock in the child, which waited forever."""
+    """Another thread was importing, and is not there any more. Seen to fail: without the new lock in the child, which
+    waited forever."""
     program = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")
@@ -135,7 +152,8 @@ print(os.waitstatus_to_exitcode(status))
 def test_a_node_of_torchdata_needs_no_import_of_ours_first(fresh: Callable[[str], str]) -> None:
     """Seen to fail: only the file of `IterableSource` told the nodes about it, and nobody had imported that."""
     code = (
-        "import penstock, torchdata.nodes as theirs; print(next(iter(penstock.Loader(penstock.nodes.Cycler(theirs.IterableWrapper([7]))))))"
+        "import penstock, torchdata.nodes as theirs; "
+        "print(next(iter(penstock.Loader(penstock.nodes.Cycler(theirs.IterableWrapper([7]))))))"
     )
     assert fresh(code) == "7\n"
 
@@ -159,7 +177,8 @@ def test_a_misspelt_name_is_refused_by_python_and_by_mypy() -> None:
     """mypy would say that the ``ignore`` is not needed if it took any name for one of ours."""
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Louder'") as caught:
         penstock.Louder  # type: ignore[attr-defined]  # noqa: B018
-    assert (caught.value.name, caught.value.obj) == ("Louder", penstock)  # of which Python makes "Did you mean: 'Loader'?"
+    # of which Python makes "Did you mean: 'Loader'?"
+    assert (caught.value.name, caught.value.obj) == ("Louder", penstock)
 
 
 def test_an_unknown_argument_is_refused_under_the_name_that_was_called() -> None:
@@ -194,7 +213,10 @@ def test_every_name_is_listed_before_it_is_loaded(fresh: Callable[[str], str]) -
     listing = "import penstock; print(*(name for name in dir(penstock) if not name.startswith('_')))"
     named = fresh(listing).split()
     assert sorted(named, key=as_a_reader) == penstock.__all__
-    fresh("from penstock import *; import penstock; assert all(globals()[n] is getattr(penstock, n) for n in penstock.__all__)")
+    fresh(
+        "from penstock import *; import penstock; assert all(globals()[n] is getattr(penstock, n) for n in "
+        "penstock.__all__)"
+    )
 
 
 def test_a_format_is_loaded_when_it_is_used(loaded_by: Callable[[str], set[str]]) -> None:
@@ -204,7 +226,8 @@ def test_a_format_is_loaded_when_it_is_used(loaded_by: Callable[[str], set[str]]
     assert named <= loaded
     assert "pyarrow" not in loaded
     loaded = loaded_by(
-        "import penstock; penstock.formats.tar; assert dir(penstock.formats)[-len(penstock.formats.__all__) :] == penstock.formats.__all__"
+        "import penstock; penstock.formats.tar; assert dir(penstock.formats)[-len(penstock.formats.__all__) :] == "
+        "penstock.formats.__all__"
     )
     assert loaded & named == {"penstock.formats._tar"}
 

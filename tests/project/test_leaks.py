@@ -33,7 +33,9 @@ def test_no_leaks_sees_a_zombie() -> None:
 def test_no_leaks_sees_a_grandchild() -> None:
     command = "import subprocess as s, sys; s.run([sys.executable, '-S', '-c', 'print(0, flush=True); input()'])"
     with ExitStack() as stack, pytest.raises(AssertionError, match=r"process \d+:.* -c print"), no_leaks(grace_s=0):
-        child = stack.enter_context(subprocess.Popen([sys.executable, "-S", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        child = stack.enter_context(
+            subprocess.Popen([sys.executable, "-S", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        )
         assert child.stdout is not None
         child.stdout.readline()
 
@@ -47,7 +49,10 @@ def test_no_leaks_sees_shared_memory() -> None:
 
 def test_no_leaks_leaves_other_programs_their_shared_memory() -> None:
     """Also what nobody has open. Seen to fail: whatever nobody used was taken for a leak of this program."""
-    other = "from multiprocessing import resource_tracker, shared_memory as m; s = m.SharedMemory(create=True, size=16); resource_tracker.unregister(s._name, 'shared_memory'); print(s.name)"
+    other = (
+        "from multiprocessing import resource_tracker, shared_memory as m; s = m.SharedMemory(create=True, size=16); "
+        "resource_tracker.unregister(s._name, 'shared_memory'); print(s.name)"
+    )
     with no_leaks(grace_s=0):
         name = subprocess.run([sys.executable, "-c", other], check=True, capture_output=True, text=True).stdout.strip()
     left = SharedMemory(name)

@@ -1,4 +1,5 @@
-"""The faults still fit the code and the tests, and the program that plants them tells a caught fault from one that nobody saw."""
+"""The faults still fit the code and the tests, and the program that plants them tells a caught fault from one that
+nobody saw."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def exists(test: str) -> bool:
 
 def stale(fault: Fault) -> str:
     try:
-        fault.applied()
+        fault.planted()
     except Stale as why:
         return str(why)
     return ""
@@ -99,6 +100,12 @@ def test_the_program_tells_what_came_of_each(tmp_path) -> None:
 def test_every_fault_is_killed() -> None:
     """Five minutes on one core."""
     ended = subprocess.run(
-        [sys.executable, ROOT / "tests" / "project" / "mutations.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, ROOT / "tests" / "project" / "mutations.py"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
-    assert ended.returncode == 0, "\n".join(line for line in ended.stdout.splitlines() if not line.startswith(("killed", " ")))
+    assert ended.returncode == 0, "\n".join(
+        line for line in ended.stdout.splitlines() if not line.startswith(("killed", " "))
+    )

@@ -30,7 +30,11 @@ GROUPS = PYPROJECT["dependency-groups"]
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the source distribution, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
     return folder
 
 
@@ -48,7 +52,11 @@ def built(distributions: Path) -> tuple[list[str], list[str]]:
 def test_wheel_holds_the_package_and_nothing_else(built: tuple[list[str], list[str]]) -> None:
     _, names = built
     package = {name for name in names if not re.match(r"torch_penstock-[^/]+\.dist-info/", name)}
-    ours = {str(file.relative_to(SOURCE.parent)) for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    ours = {
+        str(file.relative_to(SOURCE.parent))
+        for file in SOURCE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
     assert package == ours
     assert "penstock/py.typed" in package
 
@@ -69,7 +77,8 @@ def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) ->
 
 
 def test_nobody_is_sent_to_the_other_project() -> None:
-    """The package index has another project called penstock. Seen to fail: one page that said ``pip install penstock``."""
+    """The package index has another project called penstock. Seen to fail: one page that said
+    ``pip install penstock``."""
     other = re.compile(r"pip install[^`\n]*(?<![\w/.-])penstock\b")
     files = [file for folder in ("docs", "examples", "pipes", ".github") for file in (ROOT / folder).rglob("*.*")]
     texts = {
@@ -77,22 +86,36 @@ def test_nobody_is_sent_to_the_other_project() -> None:
         for file in (*files, ROOT / "README.md", ROOT / "CONTRIBUTING.md")
         if file.suffix in (".py", ".md", ".ipynb", ".yml")
     }
-    found = [f"{file.name}: {line.strip()}" for file, text in texts.items() for line in text.splitlines() if other.search(line)]
+    found = [
+        f"{file.name}: {line.strip()}"
+        for file, text in texts.items()
+        for line in text.splitlines()
+        if other.search(line)
+    ]
     assert found == []
 
 
 @pytest.mark.slow
 def test_source_distribution_can_be_tested(built: tuple[list[str], list[str]]) -> None:
     names, _ = built
-    needed = "CONTRIBUTING.md LICENSE Makefile README.md SECURITY.md constraints.txt pyproject.toml examples/demo.py tests/conftest.py"
+    needed = (
+        "CONTRIBUTING.md LICENSE Makefile README.md SECURITY.md constraints.txt pyproject.toml examples/demo.py "
+        "tests/conftest.py"
+    )
     assert {*needed.split(), ".github/workflows/ci.yml", ".pre-commit-config.yaml"} <= {*names}
     assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
 
 
 def test_nothing_is_importable_as_pipes(tmp_path: Path) -> None:
-    look = "import importlib.util as u; spec = u.find_spec('pipes'); print(spec and (spec.origin or list(spec.submodule_search_locations)))"
-    found = subprocess.run([sys.executable, "-c", look], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-    assert found == "None" or Path(found).parent == Path(subprocess.__file__).parent  # the standard library's, up to Python 3.12
+    look = (
+        "import importlib.util as u; spec = u.find_spec('pipes'); print(spec and (spec.origin or "
+        "list(spec.submodule_search_locations)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", look], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    # the standard library's, up to Python 3.12
+    assert found == "None" or Path(found).parent == Path(subprocess.__file__).parent
 
 
 def test_tests_run_against_the_installed_wheel() -> None:
@@ -107,7 +130,14 @@ def test_runtime_needs_three_packages_only() -> None:
 
 def test_only_what_users_need_is_published() -> None:
     """What this project is tested and documented with is in dependency groups, which no index sees."""
-    assert set(PROJECT["optional-dependencies"]) == {"accelerate", "formats", "lance", "lightning", "ray", "transformers"}
+    assert set(PROJECT["optional-dependencies"]) == {
+        "accelerate",
+        "formats",
+        "lance",
+        "lightning",
+        "ray",
+        "transformers",
+    }
     assert {"docs", "site", "test"} <= set(GROUPS)
 
 
@@ -128,7 +158,9 @@ def test_constraints_are_exact_and_within_what_the_project_allows() -> None:
     pinned = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
     groups = (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values(), *GROUPS.values())
     wanted = [Requirement(line) for group in groups for line in group if isinstance(line, str)]
-    outside = [str(need) for need in wanted if not need.specifier.contains(pinned.get(canonicalize_name(need.name), "0"))]
+    outside = [
+        str(need) for need in wanted if not need.specifier.contains(pinned.get(canonicalize_name(need.name), "0"))
+    ]
     assert outside == []
 
 
@@ -153,10 +185,14 @@ def test_make_wheels_takes_all_that_make_gpu_imports() -> None:
     """A machine without a network has nothing else. Seen to fail: without psutil, which conftest.py needs."""
     (line,) = re.findall(r"^GPU_PACKAGES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     marked = [
-        file for file in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.gpu\b", file.read_text()) and file != Path(__file__)
+        file
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.gpu\b", file.read_text()) and file != Path(__file__)
     ]
     assert marked
-    needed = set().union(*map(imported, [ROOT / "tests" / "conftest.py", ROOT / "examples" / "benchmarks" / "device.py", *marked]))
+    needed = set().union(
+        *map(imported, [ROOT / "tests" / "conftest.py", ROOT / "examples" / "benchmarks" / "device.py", *marked])
+    )
     assert needed <= {"penstock", "torch", "numpy", *line.replace("-", "_").split()}
 
 

@@ -60,7 +60,8 @@ def test_its_links_lead_somewhere() -> None:
 
 @pytest.mark.slow
 def test_the_tour_runs(tmp_path: Path, run_program: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same outputs, but for those that tell the time. Seen to fail: the loader that resumes, with another seed."""
+    """With the same outputs, but for those that tell the time. Seen to fail: the loader that resumes, with another
+    seed."""
     lacking = [package for package in ("ipykernel", "matplotlib", "nbclient") if find_spec(package) is None]
     if lacking and not os.environ.get("CI"):
         pytest.skip(f"{lacking} not installed: pip install --group docs")

@@ -1,4 +1,5 @@
-"""What runs elsewhere (a CI service, pre-commit) is what runs here: Make's targets, and the commands of ``make lint``."""
+"""What runs elsewhere (a CI service, pre-commit) is what runs here: Make's targets, and the commands of
+``make lint``."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def commands(jobs: dict[str, Any]) -> list[list[str]]:
 
 
 def strangers(command: list[str]) -> list[str]:
-    """The words of a command that are neither a target of this Makefile, nor one of its variables, nor a program of this project."""
+    """The words of a command that are neither a target of this Makefile, nor one of its variables, nor a program of
+    this project."""
     program, *words = command
     if program != "make":
         return [] if os.access(ROOT / program, os.X_OK) else [program]
@@ -43,7 +45,11 @@ def test_every_target_is_there() -> None:
 
 
 def test_the_workflow_runs_what_is_here() -> None:
-    assert [(command, found) for command in [*commands(JOBS), *commands(SOAK), *commands(RELEASE)] if (found := strangers(command))] == []
+    assert [
+        (command, found)
+        for command in [*commands(JOBS), *commands(SOAK), *commands(RELEASE)]
+        if (found := strangers(command))
+    ] == []
 
 
 def test_a_release_is_tested_and_checked_before_it_is_published() -> None:
@@ -54,12 +60,21 @@ def test_a_release_is_tested_and_checked_before_it_is_published() -> None:
 
 
 def test_a_command_that_is_not_here_is_seen() -> None:
-    made_up = {"job": {"steps": [{"uses": "x"}, {"run": "make test lunch TORCH=2 SALT=1\nnowhere/run --all"}, {"run": "make ${{ y }}"}]}}
+    made_up = {
+        "job": {
+            "steps": [
+                {"uses": "x"},
+                {"run": "make test lunch TORCH=2 SALT=1\nnowhere/run --all"},
+                {"run": "make ${{ y }}"},
+            ]
+        }
+    }
     assert [strangers(command) for command in commands(made_up)] == [["SALT", "lunch"], ["nowhere/run"], []]
 
 
 def test_the_workflow_runs_all_that_a_change_must_pass() -> None:
-    """And each Python that the project says it runs on, the newest four; and builds the wheel, and installs it for the demo."""
+    """And each Python that the project says it runs on, the newest four; and builds the wheel, and installs it for the
+    demo."""
     assert [".ci/run"] in commands(JOBS)
     assert commands({"dist": JOBS["dist"]}) == [["make", "dist"], ["make", "demo"]]
     assert JOBS["versions"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
@@ -71,7 +86,8 @@ def test_the_workflow_runs_all_that_a_change_must_pass() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None or shutil.which("git") is None, reason="there is no make, or no git")
 def test_what_is_not_committed_is_tested_in_a_folder_of_the_projects_name_below_a_space(tmp_path: Path) -> None:
-    """Again and again, in the same copy. Seen to fail: make in the checkout itself, where a test that looked for ``penstock/`` in paths was green."""
+    """Again and again, in the same copy. Seen to fail: make in the checkout itself, where a test that looked for
+    ``penstock/`` in paths was green."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / ".gitignore").write_text("/build/\n.venv\n")
@@ -80,10 +96,13 @@ def test_what_is_not_committed_is_tested_in_a_folder_of_the_projects_name_below_
         (tmp_path / name).touch()
     subprocess.run("git init -q && git add --all", shell=True, cwd=tmp_path, check=True)
 
-    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}  # `make test` sets them
+    # `make test` sets them
+    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
 
     def run() -> list[str]:
-        said = subprocess.run([".ci/run"], cwd=tmp_path, env=alone, check=True, capture_output=True, text=True, timeout=300).stdout
+        said = subprocess.run(
+            [".ci/run"], cwd=tmp_path, env=alone, check=True, capture_output=True, text=True, timeout=300
+        ).stdout
         heads = [f"{target}: {tmp_path}/build/a clone/penstock" for target in ("test", "lint", "site", "faults")]
         assert [line for line in said.splitlines() if ":" in line] == heads
         return said.partition("lint:")[0].splitlines()[1:]

@@ -19,7 +19,8 @@ DRAWS = {"random": random.random, "numpy.random": np.random.random, "torch": lam
 @pytest.mark.parametrize("hidden", [None, "python_twister", "numpy_twister", "torch_twister"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_look_tells_who_drew_and_draws_nothing(name, hidden, monkeypatch):
-    """Also after all words of a generator were used, and where the memory of one is not found. Seen to fail: without each of the three."""
+    """Also after all words of a generator were used, and where the memory of one is not found. Seen to fail: without
+    each of the three."""
     if hidden:
         monkeypatch.setattr(draws, hidden, lambda *generator: None)
     held = {"a": 1}

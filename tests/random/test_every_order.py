@@ -1,4 +1,5 @@
-"""What holds of every order: it is pure and frozen, and refuses what makes no sense when it is built. What each of them is for has its own file."""
+"""What holds of every order: it is pure and frozen, and refuses what makes no sense when it is built. What each of them
+is for has its own file."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ ORDERS = {
     "sliding, in blocks": lambda: SlidingOrder(5000, 60, 1),
     "shards": lambda: ShardOrder(COUNTS, 3, 0, 1),
     "shards with a window": lambda: ShardOrder(np.array(COUNTS), 3, 60, 1),
-    "mix": lambda: MixOrder({"a": ShuffledOrder(40, 1), "b": ShuffledOrder(7000, 2), "c": SequentialOrder(300)}, STAGES, 5000, seed=3),
+    "mix": lambda: MixOrder(
+        {"a": ShuffledOrder(40, 1), "b": ShuffledOrder(7000, 2), "c": SequentialOrder(300)}, STAGES, 5000, seed=3
+    ),
 }
 
 
@@ -48,7 +51,12 @@ def test_each_may_be_of_nothing(order):
 
 
 def test_each_may_be_of_the_longest():
-    for order in (SequentialOrder(LONGEST), ShuffledOrder(LONGEST), WeightedOrder([1], LONGEST), SlidingOrder(LONGEST, 5)):
+    for order in (
+        SequentialOrder(LONGEST),
+        ShuffledOrder(LONGEST),
+        WeightedOrder([1], LONGEST),
+        SlidingOrder(LONGEST, 5),
+    ):
         assert len(order) == LONGEST
 
 
@@ -71,7 +79,12 @@ FROZEN = [
     (ShuffledOrder(10**6, 0), 3, sixths, [495456, 605034, 765942, 875978, 52238, 60098]),
     (ShuffledOrder(2**24, 5), 0, sixths, [2604067, 2358422, 9608993, 4372697, 13685284, 15740024]),
     (ShuffledOrder(10**9, 0), 0, sixths, [504670756, 472817006, 841486959, 188520067, 190835451, 225910475]),
-    (ShuffledOrder(10**12, 123), 4, sixths, [743562769369, 152573502910, 226315983986, 924210904781, 930721862961, 570198748011]),
+    (
+        ShuffledOrder(10**12, 123),
+        4,
+        sixths,
+        [743562769369, 152573502910, 226315983986, 924210904781, 930721862961, 570198748011],
+    ),
     (
         ShuffledOrder(2**48, 0),
         1,
@@ -89,7 +102,9 @@ FROZEN = [
 ]
 
 
-@pytest.mark.parametrize(("order", "epoch", "positions", "values"), FROZEN, ids=[f"{order}, epoch {epoch}" for order, epoch, *_ in FROZEN])
+@pytest.mark.parametrize(
+    ("order", "epoch", "positions", "values"), FROZEN, ids=[f"{order}, epoch {epoch}" for order, epoch, *_ in FROZEN]
+)
 def test_each_is_frozen(order, epoch, positions, values):
     """A release that changes one of these changes every user's order: never edit them."""
     assert order.indices(epoch, np.array(positions(len(order)))).tolist() == values
@@ -105,13 +120,18 @@ SAID = [
         {"order": "weighted", "length": 1000, "seed": 0, "weights": "a3db1212c4370c49"},
         {"weights": 5, "num_samples": 1000, "seed": 0},
     ),
-    (lambda: SlidingOrder(9, 4), {"order": "sliding", "length": 9, "window": 4, "seed": 0}, {"n": 9, "window": 4, "seed": 0}),
+    (
+        lambda: SlidingOrder(9, 4),
+        {"order": "sliding", "length": 9, "window": 4, "seed": 0},
+        {"n": 9, "window": 4, "seed": 0},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "settings", "details"), SAID, ids=[str(settings["order"]) for _, settings, _ in SAID])
 def test_each_says_what_it_is_in_a_state(make, settings, details):
-    """The states of a release must load in the next: never edit these either. Seen to fail: each of the names and of the defaults."""
+    """The states of a release must load in the next: never edit these either. Seen to fail: each of the names and of
+    the defaults."""
     order = make()
     assert (order.settings(), order.details()) == (settings, details)
     order.say(more=1)
@@ -168,7 +188,10 @@ REFUSED = [
     (lambda: ShardOrder([3], 2**17), "lanes=131072 must be a whole number below"),
     (lambda: ShardOrder([3], 1, -1), "window=-1"),
     (lambda: ShardOrder([3], 1, 0, -1), "seed=-1"),
-    (lambda: ShardOrder([3], window=5, shuffle=False), "window=5 shuffles the records, but shuffle=False keeps them in order"),
+    (
+        lambda: ShardOrder([3], window=5, shuffle=False),
+        "window=5 shuffles the records, but shuffle=False keeps them in order",
+    ),
     (lambda: SlidingOrder(5, -1), "window=-1 must be a whole number of at least 0"),
     (lambda: SlidingOrder(5, 2**31), "window=2147483648 must be a whole number below"),
     (lambda: SlidingOrder(-1, 5), "n=-1"),
@@ -177,21 +200,33 @@ REFUSED = [
     (lambda: MixOrder({"a": SequentialOrder(0)}, {"a": 1}), "the source 'a' has a weight but no items"),
     (lambda: mix({**ALL, "d": 1}), r"there are weights for 'd', but the sources are 'a', 'b', 'c'"),
     (lambda: mix({"a": 1, "b": 1}), r"the source 'c' has no weight. Give it one, which may be 0"),
-    (lambda: mix({**ALL, "b": -0.5}), r"the weight of 'b' is -0.5. A weight must be a finite number that is not negative"),
+    (
+        lambda: mix({**ALL, "b": -0.5}),
+        r"the weight of 'b' is -0.5. A weight must be a finite number that is not negative",
+    ),
     (lambda: mix({**ALL, "b": float("nan")}), "the weight of 'b' is nan"),
     (lambda: mix({**ALL, "b": True}), "the weight of 'b' is True"),
     (lambda: mix({**ALL, "b": "many"}), "the weight of 'b' is 'many'"),
     (lambda: mix(dict.fromkeys("abc", 0)), "all weights are 0, so nothing can be drawn"),
-    (lambda: mix({**ALL, "b": 1e-9}), r"the weight of 'b' is 1e-09, which is 1 item in 2e\+09. The smallest share is 1 in 1048576"),
+    (
+        lambda: mix({**ALL, "b": 1e-9}),
+        r"the weight of 'b' is 1e-09, which is 1 item in 2e\+09. The smallest share is 1 in 1048576",
+    ),
     (lambda: mix([(0, ALL), (0, {"a": 1})]), r"the stages start at the items \[0, 0\]"),
     (lambda: mix([(5, ALL)]), "The first stage must start at 0"),
     (lambda: mix([]), "The first stage must start at 0"),
     (lambda: mix([(0, {"a": 1, "b": 1}), (10, {"a": 1})]), "the source 'c' has no weight in any stage"),
     (lambda: mix([(0, ALL), (10, {"a": 0})]), "all weights of the stage at 10 are 0"),
-    (lambda: mix([(0, ALL), (-1, {"a": 1})]), "start=-1 must be a whole number of at least 0. A stage starts at an item"),
+    (
+        lambda: mix([(0, ALL), (-1, {"a": 1})]),
+        "start=-1 must be a whole number of at least 0. A stage starts at an item",
+    ),
     (lambda: mix(5), "weights must be a dict, or a list of pairs of a start and a dict, not 5"),
     (lambda: mix([(0, ALL), {"a": 1}]), "a list of pairs of a start and a dict"),
-    (lambda: mix([(0, [1, 1, 1])]), "the weights are a list. Pass a dict with a weight for each source, such as {'a': 1.0}"),
+    (
+        lambda: mix([(0, [1, 1, 1])]),
+        "the weights are a list. Pass a dict with a weight for each source, such as {'a': 1.0}",
+    ),
     (lambda: mix(ALL, epoch_size=0), "epoch_size=0 must be a whole number of at least 1"),
     (lambda: mix(ALL, epoch_size=10, run=4), "epoch_size=10 is not a multiple of run=4. Make it 8"),
     (lambda: mix(ALL, epoch_size=2, run=4), "not a multiple of run=4. Make it 4"),

@@ -1,7 +1,9 @@
-"""Global generators, seeded for each sample or watched: what a sample draws depends neither on that, nor on who else loads what.
+"""Global generators, seeded for each sample or watched: what a sample draws depends neither on that, nor on who else
+loads what.
 
-A *drawing* dataset takes numbers from one of the process's three generators, at some of its positions. One `FetchTask` stands for a worker: it
-gets batches in the order in which a worker would, and must return what a task that seeds every sample returns.
+A *drawing* dataset takes numbers from one of the process's three generators, at some of its positions. One `FetchTask`
+stands for a worker: it gets batches in the order in which a worker would, and must return what a task that seeds every
+sample returns.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ NEVER = ()
 
 
 class Drawing:
-    """Position p gives p, what it draws, and what ``random`` and NumPy give next; a p outside ``when`` draws nothing and gives zeros."""
+    """Position p gives p, what it draws, and what ``random`` and NumPy give next; a p outside ``when`` draws nothing
+    and gives zeros."""
 
     def __init__(self, draw, when, n=N):
         self.draw, self.when, self.n = draw, when, n
@@ -89,7 +92,11 @@ class Drawing:
 
     def __getitem__(self, index):
         self.calls.append(index)
-        return (index, float(self.draw()), random.random(), np.random.random()) if index in self.when else (index, 0.0, 0.0, 0.0)
+        return (
+            (index, float(self.draw()), random.random(), np.random.random())
+            if index in self.when
+            else (index, 0.0, 0.0, 0.0)
+        )
 
 
 def rows(batch):
@@ -124,9 +131,12 @@ WHEN = [NEVER, ALWAYS, {0}, {BATCH * CALM - 1}, {BATCH * CALM}, {150}, {199, 200
 KINDS = ["random", "randn", "torch's 624 words"]  # of each generator, one whose draws are unlike the other generators'
 
 
-@pytest.mark.parametrize(("draw", "when", "inline"), [*pairwise(KINDS, WHEN, [False, True]), *pairwise(DRAWS, [{150}], [False, True])])
+@pytest.mark.parametrize(
+    ("draw", "when", "inline"), [*pairwise(KINDS, WHEN, [False, True]), *pairwise(DRAWS, [{150}], [False, True])]
+)
 def test_a_sample_is_the_same_seeded_or_watched(draw, when, inline):
-    """Seen to fail: `_watched` that returns its value although something was drawn; `GlobalRngSnapshot.look` without one of the three."""
+    """Seen to fail: `_watched` that returns its value although something was drawn; `GlobalRngSnapshot.look` without
+    one of the three."""
     expected = always_keyed(Drawing(DRAWS[draw], when))
     np.random.random(3), random.random(), torch.rand(3)
     work = FetchTask(Fetch(Drawing(DRAWS[draw], when)), 3, True)
@@ -156,7 +166,8 @@ def test_seeding_for_collate_fn_hides_no_draw():
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_worker_gives_any_batch_the_same(data):
-    """Random batches of random sizes in random order, of two epochs. Seen to fail: `_watched` as above; `_seen` kept across seeded batches."""
+    """Random batches of random sizes in random order, of two epochs. Seen to fail: `_watched` as above; `_seen` kept
+    across seeded batches."""
     draw = DRAWS[data.draw(st.sampled_from(sorted(DRAWS)))]
     when = data.draw(st.sets(st.integers(0, 60), max_size=3))
     dataset = Drawing(draw, when)
@@ -190,7 +201,8 @@ class Collate:
     ("where", "when"), [(NEVER, ALWAYS), (NEVER, {160}), ({150}, {160}), (ALWAYS, {160}), (NEVER, {0, 160}), ({0}, {0})]
 )
 def test_draws_in_collate_fn(draw, where, when):
-    """They are seeded by the first position of the batch, whoever loaded the samples. Seen to fail: `seed_collate` that does nothing."""
+    """They are seeded by the first position of the batch, whoever loaded the samples. Seen to fail: `seed_collate` that
+    does nothing."""
 
     def run(order, **options):
         work = FetchTask(Fetch(Drawing(DRAWS[draw], where), Collate(DRAWS[draw], when)), 3, True)
@@ -225,7 +237,8 @@ class Failing(Drawing):
 
 
 @pytest.mark.parametrize(
-    ("draw", "faults", "asks"), pairwise(KINDS, [(ALWAYS, {3, 200}), ({200}, {200}), (NEVER, {3, 200}), ({201}, {200})], [False, True])
+    ("draw", "faults", "asks"),
+    pairwise(KINDS, [(ALWAYS, {3, 200}), ({200}, {200}), (NEVER, {3, 200}), ({201}, {200})], [False, True]),
 )
 def test_draws_in_on_error(draw, faults, asks, caplog):
     """Its numbers do not depend on where the sample failed. Seen to fail: `_substitute` that does not seed."""
@@ -237,7 +250,9 @@ def test_draws_in_on_error(draw, faults, asks, caplog):
     found = []
     for start, value in zip(range(0, N, BATCH), over(worker(Failing(DRAWS[draw], when, bad), on_error)), strict=True):
         if hasattr(value, "failures"):
-            assert [failure.row + start for failure in value.failures] == [one for one in sorted(bad) if start <= one < start + BATCH]
+            assert [failure.row + start for failure in value.failures] == [
+                one for one in sorted(bad) if start <= one < start + BATCH
+            ]
             value = value.value
         found += rows(value)
     for index, row in enumerate(found):
@@ -248,7 +263,8 @@ def test_draws_in_on_error(draw, faults, asks, caplog):
 
 
 def test_an_error_in_a_watched_batch():
-    """If anything was drawn, the batch is loaded again, seeded, so that the error does not depend on watching either."""
+    """If anything was drawn, the batch is loaded again, seeded, so that the error does not depend on watching
+    either."""
     dataset = Failing(lambda: 0.0, NEVER, {150})
     load = worker(dataset)
     over(load, 0, 144)
@@ -268,8 +284,8 @@ def test_an_error_in_a_watched_batch():
 
 @pytest.mark.parametrize(("draw", "before"), [*pairwise(KINDS, ["nothing", "randn", "all"]), *pairwise(DRAWS, ["all"])])
 def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
-    """Whatever the dataset draws, and where, and whatever the caller draws between batches. Seen to fail: `_watched` without `put_back`;
-    `run` without ``kept``.
+    """Whatever the dataset draws, and where, and whatever the caller draws between batches. Seen to fail: `_watched`
+    without `put_back`; `run` without ``kept``.
     """
     for when in (NEVER, ALWAYS, {188}):  # in a batch that the inner `next` loads
         with Loader.from_dataset(Drawing(DRAWS[draw], when), batch_size=BATCH, seed=3) as loader:
@@ -284,7 +300,8 @@ def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
 
 
 def test_the_callers_draws_are_no_surprise():
-    """What the caller draws between two batches is not the dataset's. Seen to fail: ``before = self._seen`` inline too."""
+    """What the caller draws between two batches is not the dataset's. Seen to fail: ``before = self._seen`` inline
+    too."""
     dataset = Drawing(None, NEVER)
     with Loader.from_dataset(dataset, batch_size=BATCH) as loader:
         for _ in loader:
@@ -304,11 +321,12 @@ def both_ways(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kept", [lambda: random.gauss(0, 1), np.random.randn, lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)]
+    "kept",
+    [lambda: random.gauss(0, 1), np.random.randn, lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)],
 )
 def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
-    """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end; `look` without
-    ``gauss_next``; `TorchMemory.read` without the deviates."""
+    """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end;
+    `look` without ``gauss_next``; `TorchMemory.read` without the deviates."""
     seed_globals(1, 2, 3)
     kept()
     found = generators()
@@ -325,7 +343,8 @@ def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
 
 
 def test_the_generator_of_torch_is_found():
-    """Otherwise a look takes four times as long. Seen to fail: `TorchMemory.read` without the deviates; `_torch_state` without them."""
+    """Otherwise a look takes four times as long. Seen to fail: `TorchMemory.read` without the deviates; `_torch_state`
+    without them."""
     twister = global_rng.torch_twister()
     assert twister is not None
     for seed in (1, 1, 2):  # alike, if all that differs is what the compiler left in the gaps
@@ -378,13 +397,16 @@ def test_in_the_thread_of_the_consumer_whatever_is_calm_is_left_alone(together, 
 
     state = random.getstate()
     with Loader.from_dataset((LookingTogether if together else Looking)(range(200)), batch_size) as loader:
-        assert torch.cat([batch.reshape(-1) if batch_size else torch.tensor([batch]) for batch in loader]).tolist() == [*range(200)]
+        assert torch.cat([batch.reshape(-1) if batch_size else torch.tensor([batch]) for batch in loader]).tolist() == [
+            *range(200)
+        ]
     assert seen[-1] == state != seen[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, BATCH])
 def test_an_item_of_a_stream_is_transformed_once(batch_size):
-    """It cannot be read again as it was. Seen to fail: watched like a dataset, so that the batch that was the first to draw was transformed twice."""
+    """It cannot be read again as it was. Seen to fail: watched like a dataset, so that the batch that was the first to
+    draw was transformed twice."""
 
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -434,9 +456,12 @@ def test_any_change_of_a_global_generator_is_seen(change):
 
 
 @pytest.mark.parametrize("inline", [False, True])
-@pytest.mark.parametrize(("calm", "many", "seeded"), [(0, True, 0), (1, True, 1), (CALM, True, CALM), (None, True, 9), (1, False, 9)])
+@pytest.mark.parametrize(
+    ("calm", "many", "seeded"), [(0, True, 0), (1, True, 1), (CALM, True, CALM), (None, True, 9), (1, False, 9)]
+)
 def test_seeding_stops_after_so_many_calm_batches(calm, many, seeded, inline):
-    """Those of too few samples do not count. Seen to fail: one batch more or less; a watch that begins where nothing was seen."""
+    """Those of too few samples do not count. Seen to fail: one batch more or less; a watch that begins where nothing
+    was seen."""
     seeding, active = GlobalSeeding(3, True, calm=calm), []
 
     def load():
@@ -651,7 +676,8 @@ def test_a_torch_whose_memory_is_elsewhere_is_asked(address):
 
 
 @pytest.mark.parametrize(
-    ("place", "wrong", "found"), [(19, 0, False), (20, 0, True), (240, 0, True), (241, 0, False), (20, 17, False), (20, 2495, False)]
+    ("place", "wrong", "found"),
+    [(19, 0, False), (20, 0, True), (240, 0, True), (241, 0, False), (20, 17, False), (20, 2495, False)],
 )
 def test_the_words_of_torch_are_found_near_the_address(place, wrong, found):
     """With all that stands before them. Seen to fail: one off; the first words alone compared."""

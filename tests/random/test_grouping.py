@@ -1,4 +1,5 @@
-"""Packs and Buckets: what they are told is checked when they are built, and what they plan depends on the lengths and the indices only."""
+"""Packs and Buckets: what they are told is checked when they are built, and what they plan depends on the lengths and
+the indices only."""
 
 from __future__ import annotations
 
@@ -81,7 +82,10 @@ def test_lengths_that_are_none_are_refused(kind, lengths, said):
         (lambda: Buckets(LENGTHS, max_tokens=0), "max_tokens=0 must be a number above 0: the sum of the lengths"),
         (lambda: Buckets(LENGTHS), "Buckets needs exactly one of max_padded_size, max_tokens and keys, .*but got none"),
         (lambda: Buckets(LENGTHS, 9, max_tokens=9), "but got max_padded_size and max_tokens"),
-        (lambda: Buckets(max_tokens=9), "max_tokens limits lengths, but there are none. Pass the length of each sample as lengths"),
+        (
+            lambda: Buckets(max_tokens=9),
+            "max_tokens limits lengths, but there are none. Pass the length of each sample as lengths",
+        ),
         (lambda: Buckets(LENGTHS, 9, same_size_run=0), "same_size_run=0"),
         (lambda: Buckets(LENGTHS, 9, block=4, same_size_run=5), "same_size_run=5 must be a whole number below 5"),
     ],
@@ -96,7 +100,8 @@ def test_buckets_are_shuffled_by_their_indices():
     lengths = np.arange(1, 201)
     buckets = Buckets(lengths, 400)
     firsts = {
-        tuple(lengths[indices][group[0]] for group in plan(buckets, indices)) for indices in (np.arange(200), np.arange(200)[::-1].copy())
+        tuple(lengths[indices][group[0]] for group in plan(buckets, indices))
+        for indices in (np.arange(200), np.arange(200)[::-1].copy())
     }
     assert len(firsts) == 2
     assert plan(buckets, np.arange(200)) == plan(buckets, np.arange(200))
@@ -117,7 +122,10 @@ def test_are_frozen():
     assert plan(Buckets(lengths, 100, same_size_run=2), indices)[:5] == FROZEN_BUCKETS
     also = {"a": (np.arange(40) % 4, 6), "b": (np.arange(40) % 3 * (lengths < 20), 3)}
     assert plan(Packs(lengths, 50, also=also), indices)[:5] == FROZEN_WITHIN_BUDGETS
-    assert Packs(lengths, 50, also=also).settings()["also"] == [["a", 6, "47059a4968d2b9ab"], ["b", 3, "a31c96cedb9f29b3"]]
+    assert Packs(lengths, 50, also=also).settings()["also"] == [
+        ["a", 6, "47059a4968d2b9ab"],
+        ["b", 3, "a31c96cedb9f29b3"],
+    ]
     assert Packs(lengths, 50).settings() == {
         "groups": "packs",
         "capacity": 50,
@@ -149,7 +157,14 @@ FROZEN_BUCKETS = [[10, 33, 7, 36], [16, 27, 8], [19, 24], [9, 34], [35, 13, 30]]
         ),
         (
             lambda: Buckets([3, 0, 12], 12),
-            {"groups": "buckets", "budget": 12.0, "most": None, "alike": 1, "block": 8192, "lengths": "7890c7f9aa062c6a"},
+            {
+                "groups": "buckets",
+                "budget": 12.0,
+                "most": None,
+                "alike": 1,
+                "block": 8192,
+                "lengths": "7890c7f9aa062c6a",
+            },
             {"lengths": 3, "max_padded_size": 12.0, "max_samples": None},
             1,
         ),
@@ -161,7 +176,15 @@ FROZEN_BUCKETS = [[10, 33, 7, 36], [16, 27, 8], [19, 24], [9, 34], [35, 13, 30]]
         ),
         (
             lambda: Buckets([3, 0, 12], max_tokens=12, drop_last=True),
-            {"groups": "buckets", "max_tokens": 12.0, "most": None, "alike": 1, "block": 8192, "full": True, "lengths": "7890c7f9aa062c6a"},
+            {
+                "groups": "buckets",
+                "max_tokens": 12.0,
+                "most": None,
+                "alike": 1,
+                "block": 8192,
+                "full": True,
+                "lengths": "7890c7f9aa062c6a",
+            },
             {"lengths": 3, "max_tokens": 12.0, "max_samples": None},
             1,
         ),
@@ -176,7 +199,11 @@ def test_each_says_what_it_is_in_a_state(make, settings, details, per_item):
 
 def test_nothing_and_the_bounds_are_allowed():
     assert (Packs([], 1).groups_per_item, Packs([0], 1, block=1).block, len(Buckets([], 0.5).lengths)) == (1, 1, 0)
-    assert (Packs([], 1).pad, Packs([], 1, pad=2, count=True).pad, Packs([], 1, pad=2, count=True).count) == (0, 2, True)
+    assert (Packs([], 1).pad, Packs([], 1, pad=2, count=True).pad, Packs([], 1, pad=2, count=True).count) == (
+        0,
+        2,
+        True,
+    )
     assert Buckets([], 1, block=2**24, count=True).count is True
     for kind in (Packs, Buckets):
         with pytest.raises(ValueError, match="^block=16777217 must be a whole number below 16777217"):

@@ -1,4 +1,5 @@
-"""Packs and buckets of a block: every item once, no group too large, little waste, and similar batches for all ranks."""
+"""Packs and buckets of a block: every item once, no group too large, little waste, and similar batches for all
+ranks."""
 
 from __future__ import annotations
 
@@ -69,8 +70,11 @@ class TestPacksWithinSeveralBudgets:
     @given(data=st.data(), n=st.integers(0, 60), limits=st.lists(st.integers(1, 30), min_size=2, max_size=4))
     @settings(max_examples=100, deadline=None)
     def test_hold_every_item_once_never_too_much_and_no_two_would_go_into_one(self, data, n, limits):
-        """Seen to fail: with what is left compared for the first budget only; a group that is left while something fits."""
-        rows = data.draw(st.lists(st.tuples(*(st.integers(0, limit) for limit in limits)), min_size=n, max_size=n), label="takes")
+        """Seen to fail: with what is left compared for the first budget only; a group that is left while something
+        fits."""
+        rows = data.draw(
+            st.lists(st.tuples(*(st.integers(0, limit) for limit in limits)), min_size=n, max_size=n), label="takes"
+        )
         takes = np.array(rows, np.int64).reshape(n, len(limits))
         groups = lists(packed_within(takes, np.array(limits)))
         assert sorted(item for group in groups for item in group) == list(range(n))
@@ -81,8 +85,8 @@ class TestPacksWithinSeveralBudgets:
 
     @pytest.mark.parametrize(("most", "least"), [(16, 0.99), (10, 0.86), (4, 0.96)])
     def test_fill_a_block_of_1024_well(self, most, least):
-        """With up to 3 pictures in a document: a limit that rarely matters, one as scarce as the tokens, and one that is all that matters. Seen to fail: with the longest
-        that fits."""
+        """With up to 3 pictures in a document: a limit that rarely matters, one as scarce as the tokens, and one that
+        is all that matters. Seen to fail: with the longest that fits."""
         rng = np.random.default_rng(0)
         takes = np.stack([documents(1024) % 4096, rng.integers(0, 4, 1024)], 1)
         limits = np.array([4096, most])
@@ -109,7 +113,9 @@ class TestBuckets:
         assert (padded(lengths, groups) <= budget).all()
         assert len(groups) % alike == 0 or -(-len(groups) // alike) * alike > len(lengths)
 
-    @pytest.mark.parametrize(("n", "most", "batches"), [(5, 1, 5), (8, 1, 8), (9, 8, 4), (3, 8, 1), (17, 4, 8), (4, 4, 4), (9, 2, 8)])
+    @pytest.mark.parametrize(
+        ("n", "most", "batches"), [(5, 1, 5), (8, 1, 8), (9, 8, 4), (3, 8, 1), (17, 4, 8), (4, 4, 4), (9, 2, 8)]
+    )
     def test_are_whole_runs_if_there_are_items_enough(self, n, most, batches):
         groups = lists(bucketed(np.ones(n, np.int64), 100, most, 4, words()))
         assert len(groups) == batches
@@ -127,7 +133,11 @@ class TestBuckets:
     @settings(max_examples=150, deadline=None)
     def test_may_limit_the_sum(self, lengths, limit, most, alike):
         """Seen to fail: with the padded size."""
-        groups = lists(Buckets(lengths, max_tokens=limit, max_samples=most, same_size_run=alike, block=999).plan(np.arange(len(lengths))))
+        groups = lists(
+            Buckets(lengths, max_tokens=limit, max_samples=most, same_size_run=alike, block=999).plan(
+                np.arange(len(lengths))
+            )
+        )
         assert sorted(item for group in groups for item in group) == list(range(len(lengths)))
         sums = [sum(lengths[group]) for group in groups]
         assert all(total <= limit and 0 < len(group) <= most for total, group in zip(sums, groups, strict=True))
@@ -142,7 +152,8 @@ class TestBuckets:
     )
     @settings(max_examples=150, deadline=None)
     def test_that_are_full_leave_out_the_rest(self, lengths, limit, most, alike):
-        """The end of the block in the order, whatever its lengths; with one sample more of it another batch would begin. Seen to fail: with the longest left out."""
+        """The end of the block in the order, whatever its lengths; with one sample more of it another batch would
+        begin. Seen to fail: with the longest left out."""
         words = {limit: 90, "max_samples": most, "same_size_run": alike, "block": 999}
         buckets = Buckets(lengths, drop_last=True, **words)
         groups = lists(buckets.plan(np.arange(len(lengths))))
@@ -150,14 +161,18 @@ class TestBuckets:
         assert sorted(item for group in groups for item in group) == list(range(kept))
         every = by_hand(lengths, 90, most or 999, padded=limit == "max_padded_size")
         assert len(groups) % alike == 0
-        assert all(padded(lengths, groups) <= 90) if limit == "max_padded_size" else all(sum(lengths[group]) <= 90 for group in groups)
+        assert (
+            all(padded(lengths, groups) <= 90)
+            if limit == "max_padded_size"
+            else all(sum(lengths[group]) <= 90 for group in groups)
+        )
         assert len(every) - 1 - alike < len(groups) <= len(every)
         if kept < len(lengths):
             assert len(by_hand(lengths[: kept + 1], 90, most or 999, padded=limit == "max_padded_size")) > len(groups)
         else:  # one more of the longest would not have fitted
-            assert not len(lengths) or len(by_hand([*lengths, max(lengths)], 90, most or 999, padded=limit == "max_padded_size")) > len(
-                groups
-            )
+            assert not len(lengths) or len(
+                by_hand([*lengths, max(lengths)], 90, most or 999, padded=limit == "max_padded_size")
+            ) > len(groups)
         assert buckets.settings()["full"] is True
         assert "full" not in Buckets(lengths, **words).settings()
 
@@ -193,7 +208,10 @@ def test_pieces_are_those_that_one_would_cut(lengths, oversize, items, starts, p
 
 def test_an_item_that_is_too_long_is_named():
     with pytest.raises(
-        ValueError, match="^item 1 has length 5, but the capacity is 4. Raise the capacity, or use oversize='split' or 'truncate'.$"
+        ValueError,
+        match=(
+            "^item 1 has length 5, but the capacity is 4. Raise the capacity, or use oversize='split' or 'truncate'.$"
+        ),
     ):
         pieces_of(np.array([3, 5, 4]), 4, "error")
 
@@ -206,7 +224,10 @@ def test_packs_within_budgets_are_those_of_a_loop():
         takes[n // 2 :] = takes[: n - n // 2]  # many alike
         found = lists(packed_within(takes, np.array(limits)))
         scarcity = [sum(column) / limit for column, limit in zip(takes.T.tolist(), limits, strict=True)]
-        cost = [-sum(one / limit * scarce for one, limit, scarce in zip(row, limits, scarcity, strict=True)) for row in takes.tolist()]
+        cost = [
+            -sum(one / limit * scarce for one, limit, scarce in zip(row, limits, scarcity, strict=True))
+            for row in takes.tolist()
+        ]
         rest, expected = sorted(range(n), key=lambda item: (cost[item], item)), []
         while rest:
             group = [rest[member] for member in companions(takes[rest], np.array(limits), 0)]
@@ -225,29 +246,50 @@ def test_packs_within_budgets_are_those_of_a_loop():
 OF_WHOLE = "77ba1ae68d5afbb4"
 OF_HALVES = "9dcc9e2865cbcb00"
 WORDS = [
-    ({"max_padded_size": 9, "batch_size": 2}, "^batch_size and max_padded_size exclude each other. Leave it out, or pass keys"),
+    (
+        {"max_padded_size": 9, "batch_size": 2},
+        "^batch_size and max_padded_size exclude each other. Leave it out, or pass keys",
+    ),
     (
         {"max_padded_size": 9, "batch_size": 2, "short": "pad"},
         "^batch_size and short and max_padded_size exclude each other. Leave them out, or pass keys",
     ),
     (
         {"keys": "ab", "lengths": None, "count": True},
-        "^count and keys exclude each other. Leave it out: short says what happens to samples that fill no round, and an epoch of one block has a length.$",
+        (
+            "^count and keys exclude each other. Leave it out: short says what happens to samples that fill no round, "
+            "and an epoch of one block has a length.$"
+        ),
     ),
-    ({"keys": "ab", "lengths": None, "block": 2**40}, "^block=1099511627776 must be a whole number below 1099511627776"),
+    (
+        {"keys": "ab", "lengths": None, "block": 2**40},
+        "^block=1099511627776 must be a whole number below 1099511627776",
+    ),
     ({"max_tokens": 9, "block": 2**24 + 1}, "^block=16777217 must be a whole number below 16777217"),
     ({"max_tokens": 0}, "^max_tokens=0 must be a number above 0: the sum of the lengths in a batch.$"),
     (
         {"max_padded_size": 2**62},
-        "^max_padded_size=4611686018427387904 must be a number above 0: the longest length in a batch times its number of samples.$",
+        (
+            "^max_padded_size=4611686018427387904 must be a number above 0: the longest length in a batch times its "
+            "number of samples.$"
+        ),
     ),
     ({"max_padded_size": True}, "^max_padded_size=True must be"),
     ({"max_tokens": "9"}, "^max_tokens='9' must be"),
-    ({"max_tokens": 2}, r"^lengths\[2\] is 3, but a batch is limited to max_tokens=2. Raise the limit, or drop that sample.$"),
-    ({"max_tokens": 9, "lengths": None}, "^max_tokens limits lengths, but there are none. Pass the length of each sample as lengths.$"),
+    (
+        {"max_tokens": 2},
+        r"^lengths\[2\] is 3, but a batch is limited to max_tokens=2. Raise the limit, or drop that sample.$",
+    ),
+    (
+        {"max_tokens": 9, "lengths": None},
+        "^max_tokens limits lengths, but there are none. Pass the length of each sample as lengths.$",
+    ),
     ({"max_tokens": 9, "max_samples": 0}, "^max_samples=0"),
     ({"max_tokens": 9, "same_size_run": 8193}, "^same_size_run=8193 must be a whole number below 8193"),
-    ({"max_tokens": 9, "lengths": {"a": [1], "b": [-1]}}, r"^lengths\['b'\]\[0\] is -1, but a length must be a number from 0"),
+    (
+        {"max_tokens": 9, "lengths": {"a": [1], "b": [-1]}},
+        r"^lengths\['b'\]\[0\] is -1, but a length must be a number from 0",
+    ),
     ({}, "^Buckets needs exactly one of .*, but got none.$"),
 ]
 
@@ -260,8 +302,18 @@ def test_buckets_that_make_no_sense_are_refused_in_these_words(words, why):
 
 def test_what_a_state_and_a_graph_say_of_buckets():
     """Never edit what is in a state. Seen to fail: each word changed."""
-    padded, tokens = Buckets([1, 2, 3], 9), Buckets([0.5, 2, 3], max_tokens=9, max_samples=4, same_size_run=2, drop_last=True, block=8)
-    assert padded.settings() == {"groups": "buckets", "budget": 9.0, "most": None, "alike": 1, "block": 8192, "lengths": OF_WHOLE}
+    padded, tokens = (
+        Buckets([1, 2, 3], 9),
+        Buckets([0.5, 2, 3], max_tokens=9, max_samples=4, same_size_run=2, drop_last=True, block=8),
+    )
+    assert padded.settings() == {
+        "groups": "buckets",
+        "budget": 9.0,
+        "most": None,
+        "alike": 1,
+        "block": 8192,
+        "lengths": OF_WHOLE,
+    }
     assert tokens.settings() == {
         "groups": "buckets",
         "max_tokens": 9.0,
@@ -283,10 +335,12 @@ def test_what_a_state_and_a_graph_say_of_buckets():
 
 @pytest.mark.parametrize("summed", [False, True])
 @pytest.mark.parametrize(
-    ("n", "alike", "most", "budget"), [(40, 1, 7, 90), (61, 4, 9, 120), (30, 8, 30, 500), (17, 8, 3, 60), (5, 8, 3, 60), (64, 3, 64, 64)]
+    ("n", "alike", "most", "budget"),
+    [(40, 1, 7, 90), (61, 4, 9, 120), (30, 8, 30, 500), (17, 8, 3, 60), (5, 8, 3, 60), (64, 3, 64, 64)],
 )
 def test_buckets_are_cut_by_hand(n, alike, most, budget, summed):
-    """The rest that fills no run is cut again as evenly as possible. Seen to fail: cut from elsewhere; shuffled by another sort; less even."""
+    """The rest that fills no run is cut again as evenly as possible. Seen to fail: cut from elsewhere; shuffled by
+    another sort; less even."""
     lengths = np.random.default_rng(n).integers(1, 25, n)
     groups = lists(bucketed(lengths, budget, most, alike, words(), summed))
     by_length = sorted(range(n), key=lambda item: (lengths[item], item))

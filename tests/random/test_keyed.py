@@ -1,4 +1,5 @@
-"""Keys, and the rounds of a block by key: they are those of a plain walk along the order, and what cannot be right is refused when it is told."""
+"""Keys, and the rounds of a block by key: they are those of a plain walk along the order, and what cannot be right is
+refused when it is told."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ SIZES = [(512, 512), (512, 768), (512, 512), (768, 512)]
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), short=st.sampled_from(["carry", "pad", "drop"]))
 def test_rounds_are_those_of_a_walk_along_the_order(data, short):
-    """On any chain of numbers of ranks. Seen to fail: with rounds in the order of their first samples; without the rounds that others took."""
+    """On any chain of numbers of ranks. Seen to fail: with rounds in the order of their first samples; without the
+    rounds that others took."""
     keys = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=50))
     order = data.draw(st.permutations(range(len(keys))))
     sizes = {key: data.draw(st.integers(1, 4)) for key in sorted(set(keys))}
@@ -39,7 +41,10 @@ def test_rounds_are_those_of_a_walk_along_the_order(data, short):
         for number, (_, offsets) in enumerate(expected[:steps]):
             for rank in range(ranks):
                 found, before = block.hand(rounds, number, rank, ranks, None)
-                assert list(zip(found.tolist(), np.broadcast_to(before, found.shape).tolist(), strict=True)) == hands[number][rank]
+                assert (
+                    list(zip(found.tolist(), np.broadcast_to(before, found.shape).tolist(), strict=True))
+                    == hands[number][rank]
+                )
             model.done.update(offsets)
         if taken := min(steps, len(expected)):
             past = [*past, [ranks, taken]]
@@ -82,18 +87,30 @@ def test_the_names_of_keys_are_plain():
         ({"batch_size": {"a": 2}}, ValueError, r"without one: 'b', 'c'; no key: none\. Correct"),
         ({"batch_size": {"a": 2, "b": 1, "c": 1, "d": 4}}, ValueError, "without one: none; no key: 'd'"),
         ({"batch_size": {"a": 2, "x": 4}}, ValueError, "without one: 'b', 'c'; no key: 'x'"),
-        ({"batch_size": {"a": 2, "b": 0, "c": 1}}, ValueError, r"batch_size\['b'\]=0 must be a whole number of at least 1"),
+        (
+            {"batch_size": {"a": 2, "b": 0, "c": 1}},
+            ValueError,
+            r"batch_size\['b'\]=0 must be a whole number of at least 1",
+        ),
         ({"batch_size": 0}, ValueError, "batch_size=0 must be"),
         ({"batch_size": 1.0}, ValueError, "batch_size=1.0, a float, must be"),
         ({"short": "carry on"}, ValueError, "short='carry on' must be 'carry', 'pad' or 'drop'"),
         ({"block": 0}, ValueError, "block=0"),
         ({"lengths": [1, 2, 3]}, ValueError, "^lengths and keys exclude each other. Leave it out"),
         ({"max_samples": 3}, ValueError, "^max_samples and keys exclude"),
-        ({"same_size_run": 2, "drop_last": True, "count": True}, ValueError, "^same_size_run and drop_last and count and keys exclude"),
+        (
+            {"same_size_run": 2, "drop_last": True, "count": True},
+            ValueError,
+            "^same_size_run and drop_last and count and keys exclude",
+        ),
         ({"max_tokens": 3}, ValueError, "exactly one of .*, but got max_tokens and keys"),
         ({"max_padded_size": 3, "max_tokens": 3}, ValueError, "but got max_padded_size and max_tokens and keys"),
         ({"keys": None}, ValueError, "exactly one of .*, but got none"),
-        ({"keys": [[1, 2], [3, 4]]}, TypeError, "one hashable value for each sample, such as .*unhashable type: 'list'"),
+        (
+            {"keys": [[1, 2], [3, 4]]},
+            TypeError,
+            "one hashable value for each sample, such as .*unhashable type: 'list'",
+        ),
         ({"keys": 7}, TypeError, "not iterable"),
         ({"keys": np.zeros((2, 2))}, ValueError, r"shape \(2, 2\) and dtype float64"),
         ({"keys": np.zeros((2, 2, 2), int)}, ValueError, r"shape \(2, 2, 2\)"),
@@ -123,7 +140,13 @@ def test_is_frozen():
         "block": 2**22,
     }
     other = Buckets(keys="abca", batch_size={"a": 2, "b": 1, "c": 1}, short="pad", block=8)
-    assert other.settings() | {"keys": 0} == {"groups": "keys", "keys": 0, "batch_size": "a3147c0ebe39356f", "short": "pad", "block": 8}
+    assert other.settings() | {"keys": 0} == {
+        "groups": "keys",
+        "keys": 0,
+        "batch_size": "a3147c0ebe39356f",
+        "short": "pad",
+        "block": 8,
+    }
     assert other.details() == {"keys": 3, "batch_size": "a3147c0ebe39356f", "short": "pad"}
 
 
@@ -158,7 +181,11 @@ def test_codes_take_as_few_bytes_as_they_can():
 
 def rounds_of(block, past, ranks):
     found = block.rounds(past, ranks)
-    return None if found is None else [fields.tolist() for fields in (found.keys, found.begins, found.ends, found.left_out, found.repeated)]
+    return (
+        None
+        if found is None
+        else [fields.tolist() for fields in (found.keys, found.begins, found.ends, found.left_out, found.repeated)]
+    )
 
 
 BLOCK_KEYS = "aabaabbcaaab"  # a: 7, b: 4, c: 1
@@ -202,7 +229,9 @@ def test_a_whole_round_is_dealt_by_a_function():
     dealt = [block.hand(rounds, number, 0, 2, deal) for number in range(len(rounds))]
     assert given == [[5, 3], [4, 2]]  # b is at the odd indices, and comes first
     assert [(offsets.tolist(), np.max(before)) for offsets, before in dealt] == [([2], 0), ([3], 0), ([4], 0), ([5], 0)]
-    plain = [[block.hand(rounds, number, rank, 2, None)[0].tolist() for rank in range(2)] for number in range(len(rounds))]
+    plain = [
+        [block.hand(rounds, number, rank, 2, None)[0].tolist() for rank in range(2)] for number in range(len(rounds))
+    ]
     assert plain == [[[0], [2]], [[1], [3]], [[4], [0]], [[5], [1]]]
 
 
@@ -230,7 +259,8 @@ def test_what_comes_again_begins_with_the_first_of_its_key():
     ],
 )
 def test_a_rest_of_less_than_a_sample_for_each_rank_is_shared(n, size, ranks, begins, ends, repeated):
-    """With the round before, of the same key; not where a batch is one sample. Seen to fail: a rest of one for each; of another key."""
+    """With the round before, of the same key; not where a batch is one sample. Seen to fail: a rest of one for each; of
+    another key."""
     block = KeyBlock(Keys("a" * n + "b" * n, size, "carry"), np.arange(2 * n))
     found = rounds_of(block, [], ranks)
     rounds = len(begins)
@@ -259,8 +289,16 @@ def test_a_block_keeps_the_order_and_may_lack_keys():
     rounds = block.rounds([], 1)
     dealt = [block.hand(rounds, number, 0, 1, None)[0] for number in range(5)]
     assert [offsets.dtype for offsets in (block.indices, *dealt)] == [np.int32] * 6
-    assert sorted(offsets.tolist() for offsets in dealt) == [np.flatnonzero(keys == key).tolist() for key in dict.fromkeys(keys.tolist())]
-    assert rounds_of(KeyBlock(Keys("abc", 1, "carry"), np.array([0, 0])), [], 1) == [[0, 0], [0, 1], [1, 2], [0, 0, 0], [0, 0, 0]]
+    assert sorted(offsets.tolist() for offsets in dealt) == [
+        np.flatnonzero(keys == key).tolist() for key in dict.fromkeys(keys.tolist())
+    ]
+    assert rounds_of(KeyBlock(Keys("abc", 1, "carry"), np.array([0, 0])), [], 1) == [
+        [0, 0],
+        [0, 1],
+        [1, 2],
+        [0, 0, 0],
+        [0, 0, 0],
+    ]
 
 
 def test_keys_by_source_are_those_of_the_mix():

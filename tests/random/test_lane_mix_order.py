@@ -1,4 +1,5 @@
-"""A mix with streams, by value: each lane is a mix of its own, and an index says which item of which source it is in which lane."""
+"""A mix with streams, by value: each lane is a mix of its own, and an index says which item of which source it is in
+which lane."""
 
 from __future__ import annotations
 
@@ -61,10 +62,13 @@ STAGES = [(0, WEIGHTS), (42, {"c": 1}), (80, {"a": 1, "b": 1})]
 IN_A_LANE = [(0, WEIGHTS), (11, {"c": 1}), (20, {"a": 1, "b": 1})]
 
 
-@pytest.mark.parametrize(("weights", "in_a_lane"), [(WEIGHTS, WEIGHTS), (STAGES, IN_A_LANE)], ids=["one stage", "three"])
+@pytest.mark.parametrize(
+    ("weights", "in_a_lane"), [(WEIGHTS, WEIGHTS), (STAGES, IN_A_LANE)], ids=["one stage", "three"]
+)
 @pytest.mark.parametrize("seed", [0, 3])
 def test_an_index_is_lane_source_and_item(weights, in_a_lane, seed):
-    """A stage begins in each lane at its share of the start, rounded up. Seen to fail: rounded down; with the item of the lane in place of the pass's."""
+    """A stage begins in each lane at its share of the start, rounded up. Seen to fail: rounded down; with the item of
+    the lane in place of the pass's."""
     positions = [*range(100), 4095, 4096, 10**6 + 1]
     found = order(weights, seed=seed).indices(5, np.array(positions[::-1]))
     assert found.tolist() == by_hand(in_a_lane, positions, seed)[::-1]
@@ -80,7 +84,14 @@ def test_it_is_frozen():
 def test_what_a_graph_says_of_it():
     one = order(STAGES)
     assert one.details() == {"sources": ["a", "b", "c"], "stages": 3, "epoch_size": 40, "lanes": 4, "seed": 3}
-    assert (one.round, one.lanes, one.grain, len(one), one.names, one.read_ahead) == (4, 4, 4, 40, ["a", "b", "c"], 2**16)
+    assert (one.round, one.lanes, one.grain, len(one), one.names, one.read_ahead) == (
+        4,
+        4,
+        4,
+        40,
+        ["a", "b", "c"],
+        2**16,
+    )
     assert one.choices() == {"stages from": [0, 44, 80]}
     assert one.changes() == {}
     assert one.marks is None
@@ -130,7 +141,9 @@ def test_stages_that_a_run_adds_are_those_of_a_plan():
     assert one.settings() == plan.settings()
     assert one.details()["stages"] == 3
     for changes in ({"stages": [(48, {"z": 1})]}, {"weights": 1}):
-        with pytest.raises(ValueError, match="there are weights of the stage at 12 for 'z'|has stages to change, but not weights"):
+        with pytest.raises(
+            ValueError, match="there are weights of the stage at 12 for 'z'|has stages to change, but not weights"
+        ):
             one.adopt(changes)
     with pytest.raises(StateError, match="the stages that a run has added are damaged"):
         one.adopt({"stages": [1]})
@@ -172,9 +185,15 @@ def test_all_sources_are_taken():
         ({"seed": -1}, "^seed=-1"),
         (
             {"orders": {**sources(), "a": InterleavedOrder(6, 10), "b": InterleavedOrder(4, 10)}},
-            "^the source 'b' has 4 lanes, which do not divide 6, .* number of lanes= that divides 6: 4 shards or more allow 3.$",
+            (
+                "^the source 'b' has 4 lanes, which do not divide 6, .* number of lanes= that divides 6: 4 shards or "
+                "more allow 3.$"
+            ),
         ),
-        ({"orders": {**sources(), "a": InterleavedOrder(9, 10), "b": InterleavedOrder(2, 10)}}, "divides 9: 2 shards or more allow 1.$"),
+        (
+            {"orders": {**sources(), "a": InterleavedOrder(9, 10), "b": InterleavedOrder(2, 10)}},
+            "divides 9: 2 shards or more allow 1.$",
+        ),
         (
             {"orders": dict.fromkeys(map(str, range(MOST_SOURCES + 1)), InterleavedOrder(1, 1))},
             "^a mix with streams has at most 64 sources, but got 65.$",

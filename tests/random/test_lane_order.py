@@ -28,7 +28,9 @@ def test_shards_are_shuffled_anew_in_each_pass():
     deal, order = Deal(6, 2, shuffle=True, seed=3), ShuffledOrder(6, 3)
     for pass_ in (0, 1, 2, 1, 10**6, 0):
         assert order_of(deal, pass_) == [(pass_, shard) for shard in order.indices(pass_, np.arange(6)).tolist()]
-    assert order_of(Deal(6, shuffle=True), 0) == [(0, shard) for shard in ShuffledOrder(6, 0).indices(0, np.arange(6)).tolist()]
+    assert order_of(Deal(6, shuffle=True), 0) == [
+        (0, shard) for shard in ShuffledOrder(6, 0).indices(0, np.arange(6)).tolist()
+    ]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -45,7 +47,9 @@ def test_the_orders_of_the_last_passes_are_kept(monkeypatch):
     """Lanes drift apart. Seen to fail: one more or one less; the newest given up instead of the oldest."""
     made = []
     indices = ShuffledOrder.indices
-    monkeypatch.setattr(ShuffledOrder, "indices", lambda self, pass_, places: made.append(pass_) or indices(self, pass_, places))
+    monkeypatch.setattr(
+        ShuffledOrder, "indices", lambda self, pass_, places: made.append(pass_) or indices(self, pass_, places)
+    )
     deal = Deal(5, shuffle=True)
     for pass_ in (0, 1, 2, 3, 0, 1, 2, 3, 4, 1, 2, 3, 4, 0):
         order_of(deal, pass_)
@@ -65,7 +69,10 @@ def test_a_copy_deals_the_same():
         (lambda: Deal(0), "^shards=0 must be a whole number of at least 1"),
         (lambda: Deal(3, 0), "^lanes=0 must be a whole number of at least 1"),
         (lambda: Deal(2**17, 2**16 + 1), "^lanes=65537 must be a whole number below 65537"),
-        (lambda: Deal(3, 4), "^lanes=4 exceeds the number of shards, 3, .* Use at most 3, or cut the data into more shards.$"),
+        (
+            lambda: Deal(3, 4),
+            "^lanes=4 exceeds the number of shards, 3, .* Use at most 3, or cut the data into more shards.$",
+        ),
         (lambda: Deal(3, shuffle=True, seed=-1), "^seed=-1"),
         (lambda: InterleavedOrder(0, 5), "^lanes=0 must be a whole number of at least 1"),
         (lambda: InterleavedOrder(2**16 + 1, 5), "^lanes=65537 must be a whole number below 65537"),
@@ -79,7 +86,12 @@ def test_numbers_out_of_bounds_are_refused(make, why):
 
 
 def test_the_bounds_themselves_are_allowed():
-    assert (Deal(1).lanes, Deal(3, 3).lanes, Deal(2**16, 2**16).lanes, len(InterleavedOrder(2**16, 2**56))) == (1, 3, 2**16, 2**56)
+    assert (Deal(1).lanes, Deal(3, 3).lanes, Deal(2**16, 2**16).lanes, len(InterleavedOrder(2**16, 2**56))) == (
+        1,
+        3,
+        2**16,
+        2**56,
+    )
     assert (InterleavedOrder(1, 1).round, Deal(3, 1).lanes) == (1, 1)
 
 

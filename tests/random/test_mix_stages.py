@@ -44,7 +44,10 @@ def test_a_stage_has_exact_shares_and_begins_at_a_run():
     stage = stage_at(12, thirds, ["a", "b", "c"], 4)
     assert (stage.start, stage.shares) == (3, [Fraction(1, 3), Fraction(2, 3), Fraction(0)])
     for weight in (7, 7.0, "7", Decimal(7), np.int8(7), np.float64(7), torch.tensor(7), Fraction(7)):
-        assert stage_at(0, {"a": weight, "b": Fraction(1, 3)}, ["a", "b"], 1).shares == [Fraction(21, 22), Fraction(1, 22)]
+        assert stage_at(0, {"a": weight, "b": Fraction(1, 3)}, ["a", "b"], 1).shares == [
+            Fraction(21, 22),
+            Fraction(1, 22),
+        ]
     first, second = stages_of([(0, {"a": 1}), (8, {"b": 1})], ["a", "b"], 4)
     assert [(stage.start, stage.shares) for stage in (first, second)] == [(0, [1, 0]), (2, [0, 1])]
     assert stage_at(0, {"a": 1, "b": MOST - 1}, ["a", "b"], 1).shares[0] == Fraction(1, MOST)
@@ -57,13 +60,21 @@ def test_a_stage_has_exact_shares_and_begins_at_a_run():
         (-4, {"a": 1}, "^start=-4 must be .* A stage starts at an item, counted from the start of training.$"),
         (8, {"x": 1, "y": 1}, "^there are weights of the stage at 8 for 'x', 'y', but the sources are 'a', 'b'.$"),
         (0, {"x": 1}, "^there are weights for 'x'"),
-        (8, 7, "^the weights of the stage at 8 are a int. Pass a dict with a weight for each source, such as {'a': 1.0}.$"),
+        (
+            8,
+            7,
+            "^the weights of the stage at 8 are a int. Pass a dict with a weight for each source, such as {'a': 1.0}.$",
+        ),
         (8, {"a": 0}, "^all weights of the stage at 8 are 0"),
         (8, {}, "^all weights of the stage at 8 are 0"),
         (8, {"a": True}, "^the weight of 'a' of the stage at 8 is True. A weight must be"),
         (0, {"a": torch.ones(2)}, "^the weight of 'a' is tensor"),
         (0, {"a": "1/0"}, "^the weight of 'a' is '1/0'"),
-        (0, {"a": 1, "b": MOST}, "^the weight of 'a' is 1, which is 1 item in 1.05e\\+06. The smallest share is 1 in 1048576. Remove the"),
+        (
+            0,
+            {"a": 1, "b": MOST},
+            "^the weight of 'a' is 1, which is 1 item in 1.05e\\+06. The smallest share is 1 in 1048576. Remove the",
+        ),
     ],
 )
 def test_a_stage_that_makes_no_sense_is_refused(start, weights, why):
@@ -92,5 +103,7 @@ def test_stages_that_a_run_has_added_are_read_from_its_state():
     with pytest.raises(ValueError, match="^a mix has stages to change, but not skip, weights.$"):
         added_stages({"weights": 1, "stages": [], "skip": 2})
     for damaged in (7, [7], [[1, 2, 3]], [[]]):
-        with pytest.raises(StateError, match="^the stages that a run has added are damaged in this state. Load an older one.$"):
+        with pytest.raises(
+            StateError, match="^the stages that a run has added are damaged in this state. Load an older one.$"
+        ):
             added_stages({"stages": damaged})

@@ -85,8 +85,14 @@ def test_a_pure_order_passes():
             rotated_by(lambda order, epoch, positions: (np.arange(len(positions)) + epoch) % order.n),
             "read backwards gave 2 at position 19 of epoch 2, not 1 as before",
         ),
-        (rotated_by(lambda order, epoch, positions: (positions + random.randrange(order.n)) % order.n), "gave .* as before"),
-        (rotated_by(lambda order, epoch, positions: positions + epoch), "epoch 1, position 19: 20 is not an index of the dataset"),
+        (
+            rotated_by(lambda order, epoch, positions: (positions + random.randrange(order.n)) % order.n),
+            "gave .* as before",
+        ),
+        (
+            rotated_by(lambda order, epoch, positions: positions + epoch),
+            "epoch 1, position 19: 20 is not an index of the dataset",
+        ),
         (rotated_by(lambda order, epoch, positions: positions / 2), "20 positions gave float64 of shape"),
         (rotated_by(lambda order, epoch, positions: positions.tolist()), "but returned a list"),
         (rotated_by(lambda order, epoch, positions: positions), "must return a new array"),
@@ -146,7 +152,9 @@ class TestADatasetThatBringsItsOrder:
             loader.load_state_dict(other.state_dict())
 
     def test_may_be_given_another(self):
-        assert batches(Loader.from_dataset(Bringing(), batch_size=20, order=SequentialOrder(20)), 1) == [list(range(20))]
+        assert batches(Loader.from_dataset(Bringing(), batch_size=20, order=SequentialOrder(20)), 1) == [
+            list(range(20))
+        ]
 
     @pytest.mark.parametrize("word", ["sampler", "batch_sampler"])
     def test_refuses_a_sampler(self, word):
@@ -159,7 +167,8 @@ class TestADatasetThatBringsItsOrder:
                 return list(range(20))
 
         with pytest.raises(
-            TypeError, match=r"Wrong.order\(shuffle=, seed=\) returned a list, but an order has __len__, indices and settings"
+            TypeError,
+            match=r"Wrong.order\(shuffle=, seed=\) returned a list, but an order has __len__, indices and settings",
         ):
             Loader.from_dataset(Wrong())
 

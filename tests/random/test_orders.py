@@ -1,7 +1,7 @@
 """The orders: bijections, statistics, frozen values, torch's own order, weights.
 
-The statistics are deterministic: the seeds are fixed. `surprise` is how far a chi-square lies above its mean, in its standard
-deviations; a sound order stays within 5, which chance alone exceeds once in a million.
+The statistics are deterministic: the seeds are fixed. `surprise` is how far a chi-square lies above its mean, in its
+standard deviations; a sound order stays within 5, which chance alone exceeds once in a million.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ def surprise(counts):
 
 def epochs(n, seeds, n_epochs):
     """Whole epochs, shape (seeds, epochs, n)."""
-    return np.array([[whole(order, epoch) for epoch in range(n_epochs)] for order in (ShuffledOrder(n, seed) for seed in range(seeds))])
+    return np.array(
+        [
+            [whole(order, epoch) for epoch in range(n_epochs)]
+            for order in (ShuffledOrder(n, seed) for seed in range(seeds))
+        ]
+    )
 
 
 def pairs(left, right, n, cells):
@@ -52,7 +57,8 @@ class TestShuffledOrderIsAPermutation:
     @given(n=st.integers(0, 3 * SHORT), seed=SEEDS, epoch=st.integers(0, 2**40))
     @settings(max_examples=50, deadline=None)
     def test_of_every_length(self, n, seed, epoch):
-        """Seen to fail: `np.minimum(left, h)` left out of the network, which gives numbers beyond n and an endless walk."""
+        """Seen to fail: `np.minimum(left, h)` left out of the network, which gives numbers beyond n and an endless
+        walk."""
         assert np.array_equal(np.sort(whole(ShuffledOrder(n, seed), epoch)), np.arange(n))
 
     @given(n=st.integers(1, 3000), seed=SEEDS)
@@ -63,7 +69,9 @@ class TestShuffledOrderIsAPermutation:
     @pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**48, 2**48 + 1, LONGEST])
     def test_of_huge_lengths_as_far_as_one_can_look(self, n):
         positions = np.unique(
-            np.concatenate([np.arange(20_000), np.arange(n - 20_000, n), np.random.default_rng(0).integers(0, n, 20_000)])
+            np.concatenate(
+                [np.arange(20_000), np.arange(n - 20_000, n), np.random.default_rng(0).integers(0, n, 20_000)]
+            )
         )
         values = ShuffledOrder(n, 1).indices(2, positions)
         assert values.min() >= 0
@@ -72,9 +80,12 @@ class TestShuffledOrderIsAPermutation:
 
 
 class TestShuffledOrderIsRandom:
-    @pytest.mark.parametrize(("n", "seeds", "n_epochs", "cells"), [(101, 40, 50, 101), (1009, 15, 30, 101), (4099, 10, 16, 101)])
+    @pytest.mark.parametrize(
+        ("n", "seeds", "n_epochs", "cells"), [(101, 40, 50, 101), (1009, 15, 30, 101), (4099, 10, 16, 101)]
+    )
     def test_like_torch_randperm(self, n, seeds, n_epochs, cells):
-        """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen to fail: the epoch left out of the key; round keys of 0."""
+        """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen to fail: the epoch left out of the key;
+        round keys of 0."""
         read = epochs(n, seeds, n_epochs)
         places = np.broadcast_to(np.arange(n), read.shape)
         found = {
@@ -84,7 +95,9 @@ class TestShuffledOrderIsRandom:
             "steps": steps(read[..., :-1], read[..., 1:], n),
             "steps over a row": steps(read[..., : -(int(n**0.5) + 1)], read[..., int(n**0.5) + 1 :], n),
         }
-        torches = np.array([torch.randperm(n, generator=torch.Generator().manual_seed(k)).numpy() for k in range(seeds * n_epochs)])
+        torches = np.array(
+            [torch.randperm(n, generator=torch.Generator().manual_seed(k)).numpy() for k in range(seeds * n_epochs)]
+        )
         peer = steps(torches[:, :-1], torches[:, 1:], n)
         assert max(found.values()) < SOUND, found
         assert peer < SOUND
@@ -136,7 +149,9 @@ class TestWeightedOrder:
             counts = np.bincount(whole(order, epoch), minlength=7)
             assert counts[weights == 0].sum() == 0
             expected = 60_000 * weights[weights > 0] / weights.sum()
-            assert ((counts[weights > 0] - expected) ** 2 / expected).sum() < 21.1, "chi-square of 3 degrees, p = 0.0001"
+            assert ((counts[weights > 0] - expected) ** 2 / expected).sum() < 21.1, (
+                "chi-square of 3 degrees, p = 0.0001"
+            )
 
     @pytest.mark.parametrize("word", [0, 2**64 - 1])
     def test_never_draws_a_weight_of_zero(self, monkeypatch, word):
@@ -153,7 +168,8 @@ class TestWeightedOrder:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 64, 65, 4096])
 def test_random_words_are_sorted_as_argsort_does(n):
-    """Also words that differ in the lowest bits only, or not at all. Seen to fail: without looking for those, or only among the smallest."""
+    """Also words that differ in the lowest bits only, or not at all. Seen to fail: without looking for those, or only
+    among the smallest."""
     random = np.random.default_rng(n).integers(0, 2**64, n, dtype=np.uint64)
     alike = random & np.uint64(15)
     but_one = np.where(np.arange(n) == 1, 0, alike | np.uint64(2**63))
@@ -173,10 +189,13 @@ def test_words_that_differ_above_the_lowest_bits_need_no_slow_sort(n, monkeypatc
 
 @pytest.mark.parametrize("n", [100, 5000])
 def test_the_permutations_of_two_epochs_are_kept(n, monkeypatch):
-    """Of the epoch that is read, and of the next, which is read ahead. Seen to fail: each change of epoch makes the keys again."""
+    """Of the epoch that is read, and of the next, which is read ahead. Seen to fail: each change of epoch makes the
+    keys again."""
     made = []
     words = permutation.philox_words
-    monkeypatch.setattr(permutation, "philox_words", lambda seed, epoch, *rest: made.append(epoch) or words(seed, epoch, *rest))
+    monkeypatch.setattr(
+        permutation, "philox_words", lambda seed, epoch, *rest: made.append(epoch) or words(seed, epoch, *rest)
+    )
     order = ShuffledOrder(n, 1)
     for epoch in (0, 1, 0, 1, 2, 1, 2, 1, 0):
         order.indices(epoch, np.arange(2))

@@ -1,4 +1,5 @@
-"""The random state of the training process in a checkpoint: a resumed run draws in its loop what it would have drawn."""
+"""The random state of the training process in a checkpoint: a resumed run draws in its loop what it would have
+drawn."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def trained(how, checkpoint=None, device="cpu"):
             penstock.set_rng_state(saved["rng"])
         for _ in range(loader.epoch, 2):
             for batch in loader:
-                share = np.random.randn() + random.gauss(0, 1) + torch.randn(()).item()  # each keeps a second number for the next call
+                # each keeps a second number for the next call
+                share = np.random.randn() + random.gauss(0, 1) + torch.randn(()).item()
                 loss = model(share * batch.to(device) + torch.randn((), device=device)).square().mean()
                 model.zero_grad()
                 loss.backward()
@@ -43,7 +45,9 @@ def trained(how, checkpoint=None, device="cpu"):
                         parameter -= 1e-3 * parameter.grad
                 losses.append(loss.item())
                 file = io.BytesIO()
-                torch.save({"model": model.state_dict(), "loader": loader.state_dict(), "rng": penstock.get_rng_state()}, file)
+                torch.save(
+                    {"model": model.state_dict(), "loader": loader.state_dict(), "rng": penstock.get_rng_state()}, file
+                )
                 checkpoints.append(file.getvalue())
     return losses, checkpoints
 
@@ -60,7 +64,8 @@ def resumes_everywhere(how, **device):
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2, "method": "thread"}], ids=["inline", "thread"])
 def test_a_loop_that_draws_resumes_bit_for_bit(how):
-    """Seen to fail: without the state of any one of the generators, and, of NumPy's, without the normal deviate that it keeps."""
+    """Seen to fail: without the state of any one of the generators, and, of NumPy's, without the normal deviate that it
+    keeps."""
     resumes_everywhere(how)
 
 
@@ -71,9 +76,12 @@ def test_a_loop_that_draws_on_the_device_resumes_bit_for_bit():
 
 
 def test_the_generator_of_a_device_is_put_back_if_the_process_uses_it(monkeypatch):
-    """On a stand-in for ``torch.cuda``. Seen to fail: without the state of the device; one that was never used is left alone."""
+    """On a stand-in for ``torch.cuda``. Seen to fail: without the state of the device; one that was never used is left
+    alone."""
     generator = torch.Generator()
-    device = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state, is_initialized=lambda: True)
+    device = SimpleNamespace(
+        get_rng_state=generator.get_state, set_rng_state=generator.set_state, is_initialized=lambda: True
+    )
     monkeypatch.setattr("penstock._random.rng_state._device_module", lambda: device)
     state = penstock.get_rng_state()
     drawn = torch.rand((), generator=generator)

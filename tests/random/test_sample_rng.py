@@ -46,7 +46,9 @@ class TestStreams:
         for lag in (1, 2):
             assert abs((centred[:-lag] * centred[lag:]).mean(0)).max() < SOUND / np.sqrt(n - lag)
         between = centred.T @ centred / n
-        assert abs(between[~np.eye(5, dtype=bool)]).max() < SOUND / np.sqrt(n), "the generators of one key are independent of each other"
+        assert abs(between[~np.eye(5, dtype=bool)]).max() < SOUND / np.sqrt(n), (
+            "the generators of one key are independent of each other"
+        )
 
 
 FROZEN = [
@@ -89,7 +91,8 @@ def test_keys_are_frozen(key, numpys, torchs, randoms, global_numpys, global_tor
 
 
 def test_a_copy_of_the_context_holds_no_tensor():
-    """asyncio's threads keep such copies. Seen to fail: a program that was reading over HTTP was aborted at its end, where one let go of the last tensor."""
+    """asyncio's threads keep such copies. Seen to fail: a program that was reading over HTTP was aborted at its end,
+    where one let go of the last tensor."""
 
     def within():
         with global_rngs_kept():

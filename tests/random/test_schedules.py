@@ -16,7 +16,13 @@ from penstock._random.schedules import Skips
 def test_a_ramp_knows_the_stage_of_each_sample():
     """Seen to fail: with the stage before, and with the end of the last one."""
     ramp = Ramp([(0, 1), (3, 64), (4, np.int64(2))])
-    assert [ramp.at(sample) for sample in (0, 2, 3, 4, 10**12)] == [(0, 1, 3), (0, 1, 3), (3, 64, 4), (4, 2, None), (4, 2, None)]
+    assert [ramp.at(sample) for sample in (0, 2, 3, 4, 10**12)] == [
+        (0, 1, 3),
+        (0, 1, 3),
+        (3, 64, 4),
+        (4, 2, None),
+        (4, 2, None),
+    ]
     assert ramp.details() == {"stages": [(0, 1), (3, 64), (4, 2)]}
 
 

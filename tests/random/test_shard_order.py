@@ -28,14 +28,16 @@ def shards_of(counts, indices):
 @given(counts=COUNTS, lanes=st.integers(1, 50), window=st.sampled_from([0, 5, 3000]), epoch=st.integers(0, 2**40))
 @settings(max_examples=100, deadline=None)
 def test_every_record_comes_once(counts, lanes, window, epoch):
-    """Also with more lanes than records, and empty shards at any place. Seen red with `searchsorted(side="left")`: an empty shard then takes what is its neighbour's."""
+    """Also with more lanes than records, and empty shards at any place. Seen red with `searchsorted(side="left")`: an
+    empty shard then takes what is its neighbour's."""
     order = ShardOrder(counts, lanes, window, 3)
     assert np.array_equal(np.sort(whole(order, epoch)), np.arange(sum(counts)))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_each_lane_reads_its_shards_forward(shuffle):
-    """A lane's records are a stretch of the concatenation; so a shard is opened once, unless a border of two lanes lies in it."""
+    """A lane's records are a stretch of the concatenation; so a shard is opened once, unless a border of two lanes lies
+    in it."""
     rng = np.random.default_rng(0)
     counts, lanes = rng.integers(0, 200, 300), 24
     order = ShardOrder(counts, lanes, seed=4, shuffle=shuffle)
@@ -67,7 +69,8 @@ def test_neighbours_come_from_as_many_shards_as_there_are_lanes():
 
 
 @pytest.mark.parametrize(
-    ("shards", "lanes"), [(0, 1), (1, 1), (7, 1), (8, 2), (16, 4), (47, 8), (95, 8), (96, 24), (383, 48), (384, 96), (10**5, 96)]
+    ("shards", "lanes"),
+    [(0, 1), (1, 1), (7, 1), (8, 2), (16, 4), (47, 8), (95, 8), (96, 24), (383, 48), (384, 96), (10**5, 96)],
 )
 def test_lanes_leave_four_shards_to_each(shards, lanes):
     assert ShardOrder([1] * shards).cuts == lanes
@@ -118,10 +121,13 @@ def test_what_a_state_and_a_graph_say_of_it():
 
 
 def test_the_openings_are_those_of_a_walk():
-    """Each shard once per lane that reads of it, when that lane comes to it. Seen to fail: another epoch, and times without the epoch."""
+    """Each shard once per lane that reads of it, when that lane comes to it. Seen to fail: another epoch, and times
+    without the epoch."""
     order = ShardOrder([3, 0, 2, 4, 6], 2, seed=7)
     for epoch in (0, 3):
-        walked = [[*dict.fromkeys(shards_of([3, 0, 2, 4, 6], whole(order, epoch)[lane::2]).tolist())] for lane in range(2)]
+        walked = [
+            [*dict.fromkeys(shards_of([3, 0, 2, 4, 6], whole(order, epoch)[lane::2]).tolist())] for lane in range(2)
+        ]
         opened = order.opens(epoch)
         assert [opened.shards[opened.lanes == lane].tolist() for lane in range(2)] == walked
         assert (np.diff(opened.times) >= 0).all()
@@ -130,7 +136,8 @@ def test_the_openings_are_those_of_a_walk():
 
 
 @pytest.mark.parametrize(
-    ("shards", "most", "lanes"), [(0, None, 1), (7, None, 1), (8, None, 2), (400, None, 96), (400, 48, 48), (400, 47, 24)]
+    ("shards", "most", "lanes"),
+    [(0, None, 1), (7, None, 1), (8, None, 2), (400, None, 96), (400, 48, 48), (400, 47, 24)],
 )
 def test_the_usual_lanes(shards, most, lanes):
     """At least four shards each, at most ``most``. Seen to fail: less than ``most``."""
@@ -150,8 +157,12 @@ def test_the_openings_of_lanes_that_are_level_come_lane_by_lane():
 def test_what_an_epoch_needs_is_computed_once(monkeypatch):
     """Seen to fail: laid out at each call, and a window's block computed again."""
     laid, computed = [], []
-    monkeypatch.setattr(shard_order, "philox_words", lambda seed, epoch, *of: laid.append(epoch) or philox_words(seed, epoch, *of))
-    monkeypatch.setattr(sliding_order, "splitmix64_stream", lambda *of: computed.append(len(of[0])) or splitmix64_stream(*of))
+    monkeypatch.setattr(
+        shard_order, "philox_words", lambda seed, epoch, *of: laid.append(epoch) or philox_words(seed, epoch, *of)
+    )
+    monkeypatch.setattr(
+        sliding_order, "splitmix64_stream", lambda *of: computed.append(len(of[0])) or splitmix64_stream(*of)
+    )
     order = ShardOrder([40] * 50, 2, 30, 7)
     for begin in range(0, 2000, 100):
         order.indices(3, np.arange(begin, begin + 100))

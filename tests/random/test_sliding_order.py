@@ -1,4 +1,5 @@
-"""The sliding shuffle: a permutation, within its window, the same as a heap over a stream makes, and the same wherever the data ends."""
+"""The sliding shuffle: a permutation, within its window, the same as a heap over a stream makes, and the same wherever
+the data ends."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def test_reads_at_the_far_end_of_the_longest():
 
 
 def test_a_block_is_computed_once(monkeypatch):
-    """Otherwise each batch would sort a block. Seen to fail: without the block that is kept, and without the epoch of its keys."""
+    """Otherwise each batch would sort a block. Seen to fail: without the block that is kept, and without the epoch of
+    its keys."""
     computed = []
 
     def stream(candidates, *keys):
@@ -101,9 +103,12 @@ def test_a_block_is_computed_once(monkeypatch):
 
 
 def test_equal_keys_leave_the_earlier_item_first(monkeypatch):
-    """Here keys are whole numbers of places, so that many are equal. Seen to fail: sorted by an algorithm that is not stable."""
+    """Here keys are whole numbers of places, so that many are equal. Seen to fail: sorted by an algorithm that is not
+    stable."""
     monkeypatch.setattr(
-        sliding_order, "splitmix64_stream", lambda items, *keys: items * items * np.uint64(2654435761) % np.uint64(1024) << np.uint64(54)
+        sliding_order,
+        "splitmix64_stream",
+        lambda items, *keys: items * items * np.uint64(2654435761) % np.uint64(1024) << np.uint64(54),
     )
     ahead = [item * item * 2654435761 % 1024 for item in range(4000)]
     assert whole(SlidingOrder(4000, 1024)).tolist() == sorted(range(4000), key=lambda item: item + ahead[item])
@@ -120,6 +125,7 @@ def test_keys_are_counted_from_their_block():
 def test_the_largest_window():
     assert SlidingOrder(5, 2**30).settings()["window"] == 2**30
     with pytest.raises(
-        ValueError, match=r"^window=1073741825 must be a whole number below 1073741825. It is in items; 0 leaves them in order.$"
+        ValueError,
+        match=r"^window=1073741825 must be a whole number below 1073741825. It is in items; 0 leaves them in order.$",
     ):
         SlidingOrder(5, 2**30 + 1)

@@ -1,4 +1,5 @@
-"""Arrow files and streams: the rows that pyarrow reads, by index, out of mapped memory; what differs, is damaged or was changed is refused by name."""
+"""Arrow files and streams: the rows that pyarrow reads, by index, out of mapped memory; what differs, is damaged or was
+changed is refused by name."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def table(n, first=0):
 def write(path, content, kind="stream", batch=5, compression=None):
     """As Hugging Face writes a stream, as a file, or with ``dictionary`` a stream with one."""
     if kind == "dictionary":
-        content = content.append_column("kind", pa.array([f"kind {i % 2}" for i in range(len(content))]).dictionary_encode())
+        content = content.append_column(
+            "kind", pa.array([f"kind {i % 2}" for i in range(len(content))]).dictionary_encode()
+        )
     options = pa.ipc.IpcWriteOptions(compression=compression)
     new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
     with pa.OSFile(str(path), "wb") as sink, new(sink, content.schema, options=options) as writer:
@@ -49,7 +52,8 @@ def rows(path):
 
 
 def of_the_other_byte_order(stream):
-    """A stream that claims it: in the flatbuffer of its schema the field ``endianness``, which is left out if it is 0, is found where there is a 1."""
+    """A stream that claims it: in the flatbuffer of its schema the field ``endianness``, which is left out if it is 0,
+    is found where there is a 1."""
 
     def number(at, size, signed=False):
         return int.from_bytes(stream[at : at + size], "little", signed=signed)
@@ -115,7 +119,9 @@ class TestRows:
     def test_of_the_other_byte_order(self, tmp_path):
         """Fails if the numbers are not swapped: 2 came as 33554432, without an error."""
         sink = pa.BufferOutputStream()
-        numbers = pa.concat_tables(pa.table({"x": pa.array(batch, pa.int32())}) for batch in ([0x01020304, None], [2, 1000]))
+        numbers = pa.concat_tables(
+            pa.table({"x": pa.array(batch, pa.int32())}) for batch in ([0x01020304, None], [2, 1000])
+        )
         with pa.ipc.new_stream(sink, numbers.schema) as writer:
             writer.write_table(numbers)
         content = bytearray(sink.getvalue().to_pybytes())
@@ -132,7 +138,9 @@ class TestRows:
         """Fails if the types of the files must be equal; or if a list passes for a map."""
         arrays = [
             pa.array([["a"]], pa.list_(pa.string())),
-            pa.array([["b"]], pa.list_(pa.string_view() if int(pa.__version__.split(".")[0]) > 20 else pa.large_string())),
+            pa.array(
+                [["b"]], pa.list_(pa.string_view() if int(pa.__version__.split(".")[0]) > 20 else pa.large_string())
+            ),
             pa.array([["c"]], pa.list_(pa.large_string(), 1)),
             pa.RunEndEncodedArray.from_arrays([1], pa.array([["d"]], pa.large_list(pa.string()))),
             pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())),
@@ -140,7 +148,9 @@ class TestRows:
         for number, values in enumerate(arrays):
             write(tmp_path / f"{number}.arrow", pa.table({"x": values}))
         assert read(arrow(str(tmp_path / "{0..3}.arrow"))) == [[{"x": [letter]} for letter in "abcd"]]
-        with pytest.raises(ValueError, match=r"'x' is list<item: string> in .*0\.arrow, but map<string, string> in .*4\.arrow"):
+        with pytest.raises(
+            ValueError, match=r"'x' is list<item: string> in .*0\.arrow, but map<string, string> in .*4\.arrow"
+        ):
             arrow(str(tmp_path / "{0..4}.arrow"))
 
     @pytest.mark.parametrize("kind", ["stream", "file"])
@@ -190,7 +200,9 @@ class TestWhatIsRefused:
             arrow(str(tmp_path / "a.arrow"))
 
     @pytest.mark.parametrize("name", ["0", "1"])
-    @pytest.mark.parametrize("content", [b"", b"hello" * 100, 300, -200, -8], ids=["empty", "text", "header", "cut short", "end mark"])
+    @pytest.mark.parametrize(
+        "content", [b"", b"hello" * 100, 300, -200, -8], ids=["empty", "text", "header", "cut short", "end mark"]
+    )
     def test_what_is_not_arrow(self, files, tmp_path, name, content):
         """Seen to fail: a stream that ended behind a record batch, without its end mark, had fewer rows."""
         bad = tmp_path / f"{name}.arrow"
@@ -219,7 +231,9 @@ class TestWhatIsRefused:
     def test_a_remote_file(self):
         memory = fsspec.filesystem("memory")
         memory.pipe("0.arrow", b"")
-        with pytest.raises(ValueError, match="is memory-mapped, but it is not on a local disk, .* Copy it to a local disk"):
+        with pytest.raises(
+            ValueError, match="is memory-mapped, but it is not on a local disk, .* Copy it to a local disk"
+        ):
             arrow("memory://0.arrow")
         memory.rm("0.arrow")
 

@@ -1,4 +1,5 @@
-"""Bookmarks: a union of facts, read from files that anybody may have damaged. Missing ones cost time; a wrong one must never be believed."""
+"""Bookmarks: a union of facts, read from files that anybody may have damaged. Missing ones cost time; a wrong one must
+never be believed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ HASH = "3e9591af1218dfe02691910ec099a8bd"
 """Of this binding."""
 
 
-def marks(folder: Path | None, binding: dict[str, Any] = BINDING, keys: list[str] = KEYS, seed: int = 0, skips: bool = False) -> Bookmarks:
+def marks(
+    folder: Path | None, binding: dict[str, Any] = BINDING, keys: list[str] = KEYS, seed: int = 0, skips: bool = False
+) -> Bookmarks:
     return Bookmarks(folder, binding, keys, seed, skips)
 
 
@@ -62,7 +65,9 @@ def one_file(tmp_path: Path) -> Path:
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.none() | st.integers(0, 2), st.integers(0, 1) | st.just(5)).map(lambda words: Fact(*words)),
+        st.tuples(st.integers(0, 2), st.none() | st.integers(0, 2), st.integers(0, 1) | st.just(5)).map(
+            lambda words: Fact(*words)
+        ),
         max_size=12,
     )
 )
@@ -74,7 +79,10 @@ def test_facts_say_what_all_that_was_added_agrees_on(added: list[Fact]) -> None:
     for shard in range(3):
         about = [fact for fact in added if fact.shard == shard]
         agreed = not any(
-            one.outputs != other.outputs for one in about for other in about if None in (one.pass_, other.pass_) or one.pass_ == other.pass_
+            one.outputs != other.outputs
+            for one in about
+            for other in about
+            if None in (one.pass_, other.pass_) or one.pass_ == other.pass_
         )
         assert (shard in facts.doubted) is not agreed
         for pass_ in range(3):
@@ -102,7 +110,11 @@ def test_bookmarks_are_shared_by_files_and_outlive_a_run(tmp_path: Path) -> None
     other.add(2, 0, 0, every_pass=True)
     assert other.outputs(0, 0) is None  # nothing is read until it is asked to
     other.refresh()
-    assert told(other) == {**{(0, pass_): 10 for pass_ in range(4)}, (1, 2): 11, **{(2, pass_): 0 for pass_ in range(4)}}
+    assert told(other) == {
+        **{(0, pass_): 10 for pass_ in range(4)},
+        (1, 2): 11,
+        **{(2, pass_): 0 for pass_ in range(4)},
+    }
     assert told(other) == told(marks(tmp_path))
     assert len(files(tmp_path)) == 2
 
@@ -136,11 +148,14 @@ def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pyt
     again = Bookmarks(tmp_path, {}, ["a of 7 bytes", "b of 5 bytes"], 0)
     assert [again.outputs(shard, 0) for shard in (1, 0, 0)] == [None] * 3
     (record,) = caplog.records
-    assert "shard 0 was 'a of 5 bytes' when its bookmarks were written, and is 'a of 7 bytes' now" in record.getMessage()
+    assert (
+        "shard 0 was 'a of 5 bytes' when its bookmarks were written, and is 'a of 7 bytes' now" in record.getMessage()
+    )
 
 
 def test_sources_of_a_mix_may_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Seen to fail: a warning that the shard of one source was changed into that of the other; and that in a worker that had read only one of them."""
+    """Seen to fail: a warning that the shard of one source was changed into that of the other; and that in a worker
+    that had read only one of them."""
     web, code = (ShardKeys([f"{source}/0"], by_fsspec=False) for source in ("web", "code"))
     Bookmarks(tmp_path / "marks", {}, web, 0).add(0, 0, 5, every_pass=True)
     assert [Bookmarks(tmp_path / "marks", {}, keys, 0).outputs(0, 0) for keys in (code, web)] == [None, 5]
@@ -155,15 +170,19 @@ def test_what_holds_for_one_pass_holds_for_one_seed(tmp_path: Path, one_file: Pa
 
 
 def test_a_pass_that_contradicts_all_passes_is_seen(tmp_path: Path, one_file: Path) -> None:
-    """Seen to fail: the counts of one pass and those of every pass were kept apart, and a search believed the latter."""
+    """Seen to fail: the counts of one pass and those of every pass were kept apart, and a search believed the
+    latter."""
     one = marks(tmp_path)
     assert one.outputs(0, 0) == 10
     with pytest.raises(StateMismatch, match=r"gave 10 outputs before and 9 now \(pass 3\)"):
         one.add(0, 3, 9, every_pass=False)
 
 
-def test_where_an_error_cut_a_shard_short_counts_only_for_who_skips(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And whatever the file is by then, if it has the name. Seen to fail: a cut that was bound to the content; one that contradicted the whole shard."""
+def test_where_an_error_cut_a_shard_short_counts_only_for_who_skips(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And whatever the file is by then, if it has the name. Seen to fail: a cut that was bound to the content; one that
+    contradicted the whole shard."""
     cut, whole = (marks(tmp_path, keys=["a"], skips=skips) for skips in (True, False))
     cut.add(0, 1, 4, every_pass=False, cut=True)
     assert (cut.outputs(0, 1), cut.outputs(0, 2), caplog.records) == (4, None, [])  # the lane that was cut has said so
@@ -215,7 +234,9 @@ def line(**changed: Any) -> bytes:
 
 
 HOSTILE = [
-    pytest.param(checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
+    pytest.param(
+        checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"
+    ),
     pytest.param(line(shard=8), id="no such shard"),
     pytest.param(line(shard=-5), id="a shard counted from the end"),
     pytest.param(line(shard=3.0), id="a shard that is a float"),
@@ -249,7 +270,8 @@ HOSTILE = [
 
 
 def test_a_folder_has_this_name_and_a_file_these_lines(tmp_path: Path, one_file: Path) -> None:
-    """So other versions read them, and the lines below have nothing wrong but what they say. Seen to fail: a checksum that starts from 0."""
+    """So other versions read them, and the lines below have nothing wrong but what they say. Seen to fail: a checksum
+    that starts from 0."""
     assert one_file.parent == tmp_path / HASH
     for_every_pass, for_one = (
         b'{"shard":0,"key":"data/0.tar 1000 0","pass":null,"outputs":10,"check":3794898774}\n',
@@ -260,8 +282,11 @@ def test_a_folder_has_this_name_and_a_file_these_lines(tmp_path: Path, one_file:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_a_line_that_is_not_quite_right_is_ignored_wherever_it_stands(tmp_path: Path, one_file: Path, hostile: bytes) -> None:
-    """Seen to fail: without the checksum, without the bounds, with ``isinstance(…, int)``, and with the file read as text."""
+def test_a_line_that_is_not_quite_right_is_ignored_wherever_it_stands(
+    tmp_path: Path, one_file: Path, hostile: bytes
+) -> None:
+    """Seen to fail: without the checksum, without the bounds, with ``isinstance(…, int)``, and with the file read as
+    text."""
     good = one_file.read_bytes()
     expected = told(marks(tmp_path))
     one_file.write_bytes(good + hostile)
@@ -295,7 +320,8 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: P
 def test_what_never_ends_is_no_bookmark(
     tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Seen to fail: the pipe was opened, which waits for a writer; /dev/zero and a file without a bound would be read forever."""
+    """Seen to fail: the pipe was opened, which waits for a writer; /dev/zero and a file without a bound would be read
+    forever."""
     monkeypatch.setattr(bookmarks, "LARGEST", one_file.stat().st_size)
     os.mkfifo(one_file.with_name("0.jsonl"))
     one_file.with_name("1.jsonl").symlink_to("/dev/zero")
@@ -305,7 +331,9 @@ def test_what_never_ends_is_no_bookmark(
         assert f"{name}.jsonl is not a regular file of at most" in caplog.text
 
 
-def test_a_file_of_damage_is_left_for_the_next_time(tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_damage_is_left_for_the_next_time(
+    tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seen to fail: 16 MiB of newlines took 21 s to read, and a file may have 1 GiB."""
     monkeypatch.setattr(bookmarks, "MOST_DAMAGED", 3)
     one_file.write_bytes(b"\n" * 4 + one_file.read_bytes())
@@ -318,10 +346,14 @@ def test_a_file_of_damage_is_left_for_the_next_time(tmp_path: Path, one_file: Pa
 # Contradictions.
 
 
-def test_a_contradiction_of_what_a_seek_relied_on_names_the_shard_and_both_counts(tmp_path: Path, one_file: Path) -> None:
+def test_a_contradiction_of_what_a_seek_relied_on_names_the_shard_and_both_counts(
+    tmp_path: Path, one_file: Path
+) -> None:
     one = marks(tmp_path)
     assert one.outputs(1, 2) == 11
-    with pytest.raises(StateMismatch, match=r"shard 1 \(data/1.tar 1000 1\) gave 11 outputs before \(pass 2\) and 12 now \(pass 2\)"):
+    with pytest.raises(
+        StateMismatch, match=r"shard 1 \(data/1.tar 1000 1\) gave 11 outputs before \(pass 2\) and 12 now \(pass 2\)"
+    ):
         one.add(1, 2, 12, every_pass=False)
     one.add(1, 2, 12, every_pass=False)  # said once: nobody relies on it any more
     assert one.outputs(1, 2) is None
@@ -363,7 +395,9 @@ def in_the_way(tmp_path: Path) -> Path:
 
 
 def test_a_named_folder_that_cannot_be_written_is_refused_when_built(in_the_way: Path) -> None:
-    with pytest.raises(NotADirectoryError, match=r"bookmarks='.*folder' cannot be used. Pass a writable folder, or None"):
+    with pytest.raises(
+        NotADirectoryError, match=r"bookmarks='.*folder' cannot be used. Pass a writable folder, or None"
+    ):
         marks(in_the_way)
 
 
@@ -382,7 +416,9 @@ def test_the_default_folder_need_not_be_writable(
     assert "a resume may take longer" in caplog.records[0].message
 
 
-def test_a_full_disk_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Seen to fail: the next line appended to the one that was cut short."""
     one, write = marks(tmp_path), os.write
     one.add(0, 0, 10, every_pass=True)
@@ -421,7 +457,9 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seen to fail: the parent's lock, which another thread held at the moment of the fork; and the parent's file."""
     one = marks(tmp_path)
     one.add(0, 0, 10, every_pass=True)

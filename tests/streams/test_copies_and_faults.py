@@ -1,4 +1,5 @@
-"""What can go wrong with a copy, in every format: the records are the same, or there is an error that names the file; and afterwards all is well."""
+"""What can go wrong with a copy, in every format: the records are the same, or there is an error that names the file;
+and afterwards all is well."""
 
 from __future__ import annotations
 
@@ -47,11 +48,15 @@ def stream(paths: str, **words: Any) -> Any:
 
 
 def own(paths: str, **words: Any) -> Any:
-    return penstock.Shards(sorted(f"memory://{path}" for path in fsspec.filesystem("memory").glob(paths)), numbers, counts=COUNTS, **words)
+    return penstock.Shards(
+        sorted(f"memory://{path}" for path in fsspec.filesystem("memory").glob(paths)), numbers, counts=COUNTS, **words
+    )
 
 
 def open_mds(paths: str, **words: Any) -> Any:
-    fsspec.filesystem("memory").pipe("data/index.json", index_of([described(f"{n}.mds", INT, mds(n), RECORDS) for n in range(FILES)]))
+    fsspec.filesystem("memory").pipe(
+        "data/index.json", index_of([described(f"{n}.mds", INT, mds(n), RECORDS) for n in range(FILES)])
+    )
     return formats.mds("memory://data", **words)
 
 
@@ -74,7 +79,8 @@ RIGHT: dict[tuple[Any, ...], list[Any]] = {}
 
 
 class Store:
-    """Files in ``memory://``, and what goes wrong when one is fetched: ``fault`` is called with the real way, and where it comes from and goes to."""
+    """Files in ``memory://``, and what goes wrong when one is fetched: ``fault`` is called with the real way, and where
+    it comes from and goes to."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
@@ -92,8 +98,12 @@ class Store:
 
     def read(self, folder: Path | None = None) -> list[Any]:
         with (
-            closing(self.open(f"memory://data/*.{self.suffix}", cache_dir=folder or self.folder, max_cache_size="1MB")) as data,
-            Loader.from_dataset(data, batch_size=5, shuffle=True, seed=3, collate_fn=lambda samples: list(map(shown, samples))) as loader,
+            closing(
+                self.open(f"memory://data/*.{self.suffix}", cache_dir=folder or self.folder, max_cache_size="1MB")
+            ) as data,
+            Loader.from_dataset(
+                data, batch_size=5, shuffle=True, seed=3, collate_fn=lambda samples: list(map(shown, samples))
+            ) as loader,
         ):
             return [batch for _ in range(2) for batch in loader]
 
@@ -109,7 +119,11 @@ class Store:
 
 def shown(sample: Any) -> Any:
     if isinstance(sample, dict):
-        return [value.tolist() if hasattr(value, "tolist") else value for name, value in sample.items() if not name.startswith("__")]
+        return [
+            value.tolist() if hasattr(value, "tolist") else value
+            for name, value in sample.items()
+            if not name.startswith("__")
+        ]
     return sample
 
 
@@ -158,9 +172,9 @@ def cut_on_the_disk(real: Callable[[], None], path: str, to: str) -> None:
         if not copy.name.endswith((".part", ".lock", ".notes")):
             part = Path(tempfile.mkdtemp(dir=copy.parent.parent)) / copy.name
             part.write_bytes(b"cut")
-            part.replace(
-                copy
-            )  # the inode stays for who reads it; written in place, a copy that has just arrived would be cut under its reader
+            # the inode stays for who reads it; written in place, a copy that has just arrived would be cut under its
+            # reader
+            part.replace(copy)
     real()
 
 

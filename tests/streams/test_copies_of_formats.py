@@ -51,7 +51,8 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tar", "parquet", "mds"])
 @pytest.mark.parametrize("how", ["known", "stream"])
 def test_copies_are_read_in_place_of_the_files(kind: str, how: str, tmp_path: Path, fetches: list[str]) -> None:
-    """Parquet's footers are remembered from the first time. Seen to fail: a name without the file; `opened` without the copy."""
+    """Parquet's footers are remembered from the first time. Seen to fail: a name without the file; `opened` without the
+    copy."""
     words: dict[str, Any] = {"epoch_size": 100, "bookmarks": False} if how == "stream" else {}
     make = {"jsonl": jsonl, "jsonl.gz": jsonl, "tar": tar, "parquet": parquet, "mds": mds}[kind]
     store = fsspec.filesystem("memory")
@@ -63,11 +64,15 @@ def test_copies_are_read_in_place_of_the_files(kind: str, how: str, tmp_path: Pa
             words["index"] = str(tmp_path)
     size = sum(store.info(f"data/{file}.{kind}")["size"] for file in range(FILES))
     if kind == "mds":
-        store.pipe("data/index.json", index_of([described(f"{file}.mds", INT, mds(file), RECORDS) for file in range(FILES)]))
+        store.pipe(
+            "data/index.json", index_of([described(f"{file}.mds", INT, mds(file), RECORDS) for file in range(FILES)])
+        )
 
     def read(**more: Any) -> list[Any]:
         fetches.clear()
-        data = getattr(formats, kind.partition(".")[0])("memory://data" if kind == "mds" else f"memory://data/*.{kind}", **words, **more)
+        data = getattr(formats, kind.partition(".")[0])(
+            "memory://data" if kind == "mds" else f"memory://data/*.{kind}", **words, **more
+        )
         if kind == "mds":
             fetches.remove("index.json")  # read once, when the dataset is built
         with closing(data), Loader.from_dataset(data, batch_size=7, shuffle=True, seed=3, collate_fn=list) as loader:
@@ -88,8 +93,12 @@ def test_copies_are_read_in_place_of_the_files(kind: str, how: str, tmp_path: Pa
 
 
 def test_token_files_are_read_from_their_copies_or_by_ranges(tmp_path: Path, fetches: list[str]) -> None:
-    """A bound below the data is no error: what has no copy is read where it is. Seen to fail: ranges that begin at the front of the file."""
-    store, arrays = fsspec.filesystem("memory"), [np.arange(1000 * file, 1000 * file + 100, dtype="<u2") for file in range(FILES)]
+    """A bound below the data is no error: what has no copy is read where it is. Seen to fail: ranges that begin at the
+    front of the file."""
+    store, arrays = (
+        fsspec.filesystem("memory"),
+        [np.arange(1000 * file, 1000 * file + 100, dtype="<u2") for file in range(FILES)],
+    )
     store.pipe("data/0.npy", npy(arrays[0]))
     for file in range(1, FILES):
         store.pipe(f"data/{file}.bin", arrays[file].tobytes())
@@ -100,19 +109,24 @@ def test_token_files_are_read_from_their_copies_or_by_ranges(tmp_path: Path, fet
         with Loader.from_dataset(data, batch_size=4, shuffle=True, seed=3) as loader:
             for _ in range(2):
                 found = sorted(row.tolist() for batch in loader for row in batch["tokens"])
-                assert found == [everything[start : start + 41].tolist() for start in range(0, len(everything) - 40, 40)]
+                assert found == [
+                    everything[start : start + 41].tolist() for start in range(0, len(everything) - 40, 40)
+                ]
         assert bool(Notes(str(next((tmp_path / str(size)).glob("*.notes")))).counts().misses) == (size != "1MB")
         data.close()
     store.pipe("data/1.bin", arrays[0].tobytes())
     with closing(formats.tokens(paths, 40, cache_dir=tmp_path / "1", max_cache_size=1)) as data:
         store.pipe("data/1.bin", arrays[1][:50].tobytes())
-        with pytest.raises(ValueError, match=r"1\.bin has changed since it was first checked: it had 200 bytes and now has 100"):
+        with pytest.raises(
+            ValueError, match=r"1\.bin has changed since it was first checked: it had 200 bytes and now has 100"
+        ):
             data[3]
 
 
 @pytest.mark.parametrize("kind", ["tokens", "bin", "jsonl"])
 def test_what_is_read_where_it_is_is_not_read_in_two_versions(kind: str, tmp_path: Path, fetches: list[str]) -> None:
-    """There is no room for its copy, and it is replaced within the minute by one of equal size. Seen to fail: by what its store said lately."""
+    """There is no room for its copy, and it is replaced within the minute by one of equal size. Seen to fail: by what
+    its store said lately."""
     store, path = fsspec.filesystem("memory"), f"memory://data/0.{kind}"
     contents = [np.full(100, version, "<u2").tobytes() if kind != "jsonl" else jsonl(version) for version in (1, 2)]
     store.pipe(f"data/0.{kind}", contents[0])
@@ -138,12 +152,15 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def test_arrow_files_need_room_for_all(tmp_path: Path, fetches: list[str]) -> None:
-    """Each is fetched once, though it is opened for each of its record batches. Seen to fail: without the comparison."""
+    """Each is fetched once, though it is opened for each of its record batches. Seen to fail: without the
+    comparison."""
     store = fsspec.filesystem("memory")
     for file in range(FILES):
         store.pipe(f"data/{file}.arrow", arrow(file))
     size = sum(store.info(f"data/{file}.arrow")["size"] for file in range(FILES))
-    with pytest.raises(ValueError, match=f"max_cache_size={size - 1:,} bytes, but the 6 Arrow files take {size:,}, and all of them"):
+    with pytest.raises(
+        ValueError, match=f"max_cache_size={size - 1:,} bytes, but the 6 Arrow files take {size:,}, and all of them"
+    ):
         formats.arrow("memory://data/*.arrow", cache_dir=tmp_path / "small", max_cache_size=size - 1)
     for _ in range(2):
         data = formats.arrow("memory://data/*.arrow", cache_dir=tmp_path / "cache", max_cache_size=size)
@@ -161,7 +178,9 @@ def test_an_index_is_kept_with_its_file(tmp_path: Path, fetches: list[str]) -> N
     for _ in range(2):
         fetches.clear()
         with closing(formats.jsonl("memory://data/*.jsonl", cache_dir=tmp_path, max_cache_size="1MB")) as data:
-            assert [data[index]["i"] for index in range(len(data))] == [100 * file + n for file in range(FILES) for n in range(RECORDS)]
+            assert [data[index]["i"] for index in range(len(data))] == [
+                100 * file + n for file in range(FILES) for n in range(RECORDS)
+            ]
     assert fetches == []
 
 
@@ -193,12 +212,16 @@ OPENS = [numbers, Numbers, numbers_from]
         ],
     ),
 )
-def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, tmp_path: Path, fetches: list[str]) -> None:
+def test_a_format_of_the_user_reads_copies_too(
+    open: Any, size: Any, how: str, tmp_path: Path, fetches: list[str]
+) -> None:
     """And where there is no room, its own way. A state goes from one to the other."""
     for file in range(FILES):
         fsspec.filesystem("memory").pipe(f"data/{file}.jsonl", jsonl(file))
     paths = [f"memory://data/{file}.jsonl" for file in range(FILES)]
-    words: dict[str, Any] = {"epoch_size": 100, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * FILES}
+    words: dict[str, Any] = (
+        {"epoch_size": 100, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * FILES}
+    )
 
     def read(epochs: int, state: Any = None, **more: Any) -> tuple[list[list[int]], Any]:
         with (
@@ -244,7 +267,9 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[s
     found = []
     for at in (1, 2):
         fsspec.filesystem("memory").pipe("data/0.jsonl", f'{{"i": {at}}}\n'.encode())
-        with closing(formats.jsonl("memory://data/0.jsonl", counts=[1], cache_dir=tmp_path, max_cache_size="1MB")) as data:
+        with closing(
+            formats.jsonl("memory://data/0.jsonl", counts=[1], cache_dir=tmp_path, max_cache_size="1MB")
+        ) as data:
             found.append(data[0])
     assert found == [{"i": 1}, {"i": 2}]
 
@@ -259,25 +284,45 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[s
         ({"shards": 3}, "keeps copies of files, so shards must be a list of paths, not 3"),
     ],
 )
-def test_what_can_have_no_copies(words: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_have_no_copies(
+    words: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("0.jsonl").write_bytes(jsonl(0))
     with pytest.raises((ValueError, TypeError), match=why):
-        penstock.Shards(**{"shards": ["0.jsonl"], "open": numbers, "counts": [RECORDS], "cache_dir": "cache", "max_cache_size": 1, **words})
+        penstock.Shards(
+            **{
+                "shards": ["0.jsonl"],
+                "open": numbers,
+                "counts": [RECORDS],
+                "cache_dir": "cache",
+                "max_cache_size": 1,
+                **words,
+            }
+        )
 
 
 def test_each_file_is_fetched_once_for_all_processes_of_a_host(tmp_path: Path) -> None:
-    """Two ranks with two workers each, which also fetch ahead; what they did is in the statistics. Seen to fail: without the lock of a copy."""
+    """Two ranks with two workers each, which also fetch ahead; what they did is in the statistics. Seen to fail:
+    without the lock of a copy."""
     for number in range(24):
         (tmp_path / f"{number:02}.jsonl").write_bytes(jsonl(number))
     words = {"counts": [RECORDS] * 24, "lanes": 8, "cache_dir": tmp_path / "cache", "max_cache_size": "1MB"}
     datasets = [formats.jsonl(str(tmp_path / "*.jsonl"), **words) for _ in range(2)]  # type: ignore[arg-type]
     loaders = [
-        Loader.from_dataset(dataset, batch_size=5, shuffle=True, seed=3, rank=rank, world_size=2, num_workers=2, method="process")
+        Loader.from_dataset(
+            dataset, batch_size=5, shuffle=True, seed=3, rank=rank, world_size=2, num_workers=2, method="process"
+        )
         for rank, dataset in enumerate(datasets)
     ]
     with loaders[0], loaders[1]:
-        found = [value for _ in range(2) for pair in zip(*loaders, strict=True) for batch in pair for value in batch["i"].tolist()]
+        found = [
+            value
+            for _ in range(2)
+            for pair in zip(*loaders, strict=True)
+            for batch in pair
+            for value in batch["i"].tolist()
+        ]
         copies = loaders[0].statistics().copies
         assert "copies: " in loaders[0].report()
     assert sorted(found) == sorted(2 * [100 * file + n for file in range(24) for n in range(RECORDS)])

@@ -1,4 +1,5 @@
-"""Shards on disks and networks that are slow, break off and come back: nothing lost, nothing twice, no hang, nothing left open."""
+"""Shards on disks and networks that are slow, break off and come back: nothing lost, nothing twice, no hang, nothing
+left open."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Disk:
-    """The ``open`` of a disk that breaks off again and again, and sometimes answers late. Record k of shard i is 10,000 * i + k.
+    """The ``open`` of a disk that breaks off again and again, and sometimes answers late. Record k of shard i is
+    10,000 * i + k.
 
     To the file ``log`` each opening adds how many shards its process has open.
     """
@@ -93,11 +95,15 @@ def not_of_five(record: int) -> bool:
 LENGTHS = [40, 0, 90, 7, 60, 33, 1]
 
 
-def by_the_rule(shards: int, seed: int, records: Callable[[int], Iterable[Any]], size: int, batches: int) -> list[list[Any]]:
+def by_the_rule(
+    shards: int, seed: int, records: Callable[[int], Iterable[Any]], size: int, batches: int
+) -> list[list[Any]]:
     """The batches of a stream of three lanes, without a reader; ``records`` are those of a shard."""
     deal = Deal(shards, 3, shuffle=True, seed=seed)
     lanes = [[item for number in range(lane, 60, 3) for item in records(deal[number][1])] for lane in range(3)]
-    return [[lanes[item % 3][item // 3] for item in range(size * batch, size * (batch + 1))] for batch in range(batches)]
+    return [
+        [lanes[item % 3][item // 3] for item in range(size * batch, size * (batch + 1))] for batch in range(batches)
+    ]
 
 
 def of_a_disk(shard: int) -> Iterable[int]:
@@ -106,7 +112,9 @@ def of_a_disk(shard: int) -> Iterable[int]:
 
 def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
     """That many batches of 8, over epochs of 96 items."""
-    data = Stream(len(disk.lengths), disk, epoch_size=96, lanes=3, steps=[Filter(not_of_five)], bookmarks=False, retries=8)
+    data = Stream(
+        len(disk.lengths), disk, epoch_size=96, lanes=3, steps=[Filter(not_of_five)], bookmarks=False, retries=8
+    )
     found: list[list[int]] = []
     with Loader.from_dataset(data, batch_size=8, shuffle=True, seed=3, **words) as loader:
         while len(found) < batches:
@@ -117,7 +125,8 @@ def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_disk_that_breaks_off_again_and_again_changes_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
-    """Every record once, in the same order, and no more shards open than lanes. Seen to fail: without retries; reading on one record later."""
+    """Every record once, in the same order, and no more shards open than lanes. Seen to fail: without retries; reading
+    on one record later."""
     disk = Disk(LENGTHS, tmp_path / "log")
     assert streamed(disk, 60, **way) == by_the_rule(len(LENGTHS), 3, of_a_disk, 8, 60)
     assert max(map(int, (tmp_path / "log").read_text().split())) <= 3
@@ -143,7 +152,9 @@ class Broken:
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
-def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on_from_there(way: dict[str, Any]) -> None:
+def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on_from_there(
+    way: dict[str, Any],
+) -> None:
     """Seen to fail: a lane that goes on behind the record at which it failed."""
     disk = Broken()
     data = Stream(4, disk, epoch_size=40, lanes=2, bookmarks=False, name="disk")
@@ -163,8 +174,11 @@ def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on
     data.close()
 
 
-def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Seen to fail: the thread is abandoned after 2 s, and goes on for an hour; and with on_error="skip", the shard is noted as cut short."""
+def test_closing_the_loader_ends_the_pauses_of_its_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen to fail: the thread is abandoned after 2 s, and goes on for an hour; and with on_error="skip", the shard is
+    noted as cut short."""
     assert iter_with_retries.__kwdefaults__ is not None
     monkeypatch.setitem(iter_with_retries.__kwdefaults__, "pause_s", 3600)
     monkeypatch.setattr("penstock._streams.retrying.LONGEST_PAUSE_S", 3600)
@@ -189,14 +203,19 @@ def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.M
 
 
 def lines(shard: int, n: int = 30) -> bytes:
-    return b"".join(json.dumps({"shard": shard, "record": record, "text": "x" * 100}).encode() + b"\n" for record in range(n))
+    return b"".join(
+        json.dumps({"shard": shard, "record": record, "text": "x" * 100}).encode() + b"\n" for record in range(n)
+    )
 
 
 def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_path: Path) -> None:
     """Seen to fail: an end of the file taken for the end of its records."""
     (tmp_path / "a.jsonl").write_bytes(lines(0)[: len(lines(0)) // 2])
     data = formats.jsonl(tmp_path / "a.jsonl", epoch_size=30, bookmarks=False)
-    with Loader.from_dataset(data, batch_size=None, collate_fn=list) as loader, pytest.raises(ValueError, match="a.jsonl") as caught:
+    with (
+        Loader.from_dataset(data, batch_size=None, collate_fn=list) as loader,
+        pytest.raises(ValueError, match="a.jsonl") as caught,
+    ):
         for _ in loader:
             pass
     assert any("a.jsonl" in note for note in caught.value.__notes__)
@@ -207,11 +226,14 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_
 def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, relied_on: bool
 ) -> None:
-    """An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning. Seen to fail: always an error."""
+    """An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning.
+    Seen to fail: always an error."""
     lengths = [6, 4, 5]
 
     def build() -> Loader[Any]:
-        return Loader.from_dataset(Stream(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path))
+        return Loader.from_dataset(
+            Stream(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path)
+        )
 
     with build() as loader:
         batches = iter(loader)
@@ -264,7 +286,9 @@ def store(fsspec_thread: None) -> Iterator[int]:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
     boto3 = pytest.importorskip("boto3")
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     with server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -283,11 +307,17 @@ KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
 
 @pytest.fixture
 def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """What ``s3://`` leads to here and in worker processes. Requests are not repeated by boto, and once by s3fs, so that faults come through to us."""
+    """What ``s3://`` leads to here and in worker processes. Requests are not repeated by boto, and once by s3fs, so
+    that faults come through to us."""
     import s3fs
 
     with FaultProxy(store).running() as running, file_systems_closed():
-        said = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{running.port}", "default_block_size": BLOCK}
+        said = {
+            "key": "any",
+            "secret": "any",
+            "endpoint_url": f"http://127.0.0.1:{running.port}",
+            "default_block_size": BLOCK,
+        }
         monkeypatch.setitem(s3fs.core.fsspec.config.conf, "s3", said)
         monkeypatch.setenv("FSSPEC_S3", json.dumps(said))
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -314,10 +344,15 @@ def file_systems_closed() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", [{}, pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.soak)], ids=["inline", "spawn"]
+    "way",
+    [{}, pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.soak)],
+    ids=["inline", "spawn"],
 )
-def test_keys_and_an_endpoint_are_handed_to_the_file_system(store: int, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """To list, to look, to read, and from a pickle where nothing is open yet, as in a spawned worker. Seen to fail: without `beside` in `_globbed`."""
+def test_keys_and_an_endpoint_are_handed_to_the_file_system(
+    store: int, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To list, to look, to read, and from a pickle where nothing is open yet, as in a spawned worker. Seen to fail:
+    without `beside` in `_globbed`."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     there = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{store}"}
     with (
@@ -367,7 +402,8 @@ FAULTS = {
     "reset": now_and_then(Fault("reset"), share=0.6),  # boto repeats such a request once, and s3fs each of both
     "all": now_and_then(Fault("slow"), Fault("cut"), Fault("refuse"), Fault("reset")),
 }
-SPAWNED = {"num_workers": 2, "multiprocessing_context": "spawn"}  # a fork server may be older than the fixture's environment
+# a fork server may be older than the fixture's environment
+SPAWNED = {"num_workers": 2, "multiprocessing_context": "spawn"}
 
 
 @pytest.mark.soak
@@ -382,7 +418,8 @@ SPAWNED = {"num_workers": 2, "multiprocessing_context": "spawn"}  # a fork serve
 def test_an_object_store_that_answers_slowly_breaks_off_and_refuses(
     proxy: FaultProxy, tmp_path: Path, faults: str, way: dict[str, Any]
 ) -> None:
-    """Every record once and in order; connections bounded. Seen to fail: without retries, and with those for an OSError only."""
+    """Every record once and in order; connections bounded. Seen to fail: without retries, and with those for an OSError
+    only."""
     proxy.faults = FAULTS[faults]
     data = of_s3(retries=8, bookmarks=tmp_path)
     found: list[list[tuple[int, int]]] = []
@@ -499,11 +536,14 @@ def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
         yield f"{address}/{kind}/one.jsonl", (folder / "one.jsonl").write_bytes
 
 
-@pytest.mark.parametrize("kind", ["disk", "lax", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("strict", "s3"))], indirect=True)
+@pytest.mark.parametrize(
+    "kind", ["disk", "lax", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("strict", "s3"))], indirect=True
+)
 def test_a_file_that_is_replaced_between_two_passes_by_one_of_equal_size_is_refused(
     place: tuple[str, Callable[[bytes], object]], tmp_path: Path
 ) -> None:
-    """Seen to fail: a file that stayed open, or any remote one, was read by the index of the old one; and a stream just gave the new records."""
+    """Seen to fail: a file that stayed open, or any remote one, was read by the index of the old one; and a stream just
+    gave the new records."""
     path, put = place
     for way in ({"index": tmp_path / "indices"}, {"epoch_size": RECORDS, "bookmarks": tmp_path / "bookmarks"}):
         put(lines(0, RECORDS))
@@ -518,12 +558,17 @@ def test_a_file_that_is_replaced_between_two_passes_by_one_of_equal_size_is_refu
         data.close()
 
 
-@pytest.mark.parametrize("kind", ["strict", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("lax", "s3"))], indirect=True)
-@pytest.mark.parametrize("words", [{"counts": [RECORDS]}, {"epoch_size": 2 * RECORDS, "bookmarks": False}], ids=["counted", "stream"])
+@pytest.mark.parametrize(
+    "kind", ["strict", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("lax", "s3"))], indirect=True
+)
+@pytest.mark.parametrize(
+    "words", [{"counts": [RECORDS]}, {"epoch_size": 2 * RECORDS, "bookmarks": False}], ids=["counted", "stream"]
+)
 def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error(
     place: tuple[str, Callable[[bytes], object]], words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a server that knows If-Match before any of the new records, else at the end. Seen to fail: a pass of both; S3 was asked until its retries ended."""
+    """By a server that knows If-Match before any of the new records, else at the end. Seen to fail: a pass of both; S3
+    was asked until its retries ended."""
     path, put = place
     monkeypatch.setattr("penstock._files.files.BLOCK", BLOCK)
     monkeypatch.setattr("penstock._files.files.BUFFER", 2**10)
@@ -542,9 +587,13 @@ def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error(
 
 
 def test_what_a_server_answers_is_said(web: tuple[str, Path]) -> None:
-    """Seen to fail: all were missing files, and an expired signature just repeated its URL; what passes was never tried again behind another file system."""
+    """Seen to fail: all were missing files, and an expired signature just repeated its URL; what passes was never tried
+    again behind another file system."""
     address, _ = web
-    for status, said in ((403, r"the server answered 403\. Has the signature of the URL expired"), (410, "the server answered 410: 'http")):
+    for status, said in (
+        (403, r"the server answered 403\. Has the signature of the URL expired"),
+        (410, "the server answered 410: 'http"),
+    ):
         with pytest.raises(FileNotFoundError, match=said):
             formats.jsonl(f"{address}/{status}/0.jsonl?sig=1", counts=[1])[0]
     for way in ("", "simplecache::", "zip://0.jsonl::"):
@@ -574,7 +623,8 @@ def test_a_server_that_ends_early_is_asked_again_and_leaves_no_bookmark(web: tup
 
 
 def test_a_file_that_is_cut_between_a_look_at_it_and_its_opening_leaves_no_bookmark(tmp_path: Path) -> None:
-    """Seen to fail: the count of what was left became a bookmark of the whole file, and a run that came later resumed at the wrong record."""
+    """Seen to fail: the count of what was left became a bookmark of the whole file, and a run that came later resumed
+    at the wrong record."""
     path = tmp_path / "0.jsonl"
     path.write_bytes(lines(0))
 
@@ -583,6 +633,9 @@ def test_a_file_that_is_cut_between_a_look_at_it_and_its_opening_leaves_no_bookm
         yield from map(json.loads, path.read_text().splitlines())
 
     data = Stream([path], open_cut, epoch_size=40, bookmarks=tmp_path / "bookmarks")
-    with Loader.from_dataset(data, batch_size=10, collate_fn=list) as loader, pytest.raises(ValueError, match=r"0\.jsonl has changed"):
+    with (
+        Loader.from_dataset(data, batch_size=10, collate_fn=list) as loader,
+        pytest.raises(ValueError, match=r"0\.jsonl has changed"),
+    ):
         list(loader)
     assert not (tmp_path / "bookmarks").exists()

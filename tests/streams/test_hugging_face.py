@@ -1,4 +1,5 @@
-"""Hugging Face: datasets read by index as they are; streams of known lengths, with the samples that iterating over them gives."""
+"""Hugging Face: datasets read by index as they are; streams of known lengths, with the samples that iterating over them
+gives."""
 
 from __future__ import annotations
 
@@ -94,20 +95,36 @@ class TestStreams:
 
     def test_parquet_files_with_counts(self, tmp_path):
         for number in range(3):
-            pq.write_table(pa.table({"id": range(10 * number, 10 * number + 4 + number)}), tmp_path / f"{number}.parquet", row_group_size=3)
+            pq.write_table(
+                pa.table({"id": range(10 * number, 10 * number + 4 + number)}),
+                tmp_path / f"{number}.parquet",
+                row_group_size=3,
+            )
         ds = datasets.load_dataset(
-            "parquet", data_files=str(tmp_path / "*.parquet"), split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+            "parquet",
+            data_files=str(tmp_path / "*.parquet"),
+            split="train",
+            streaming=True,
+            cache_dir=str(tmp_path / "cache"),
         )
         assert read(hf(ds, counts=[4, 5, 6])) == [list(ds)]
-        with pytest.raises(ValueError, match=r"the number of samples in each of the 3 shards is unknown\. Pass counts="):
+        with pytest.raises(
+            ValueError, match=r"the number of samples in each of the 3 shards is unknown\. Pass counts="
+        ):
             hf(ds)
 
-    @pytest.mark.skipif(not hasattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS"), reason="older versions never say them")
+    @pytest.mark.skipif(
+        not hasattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS"), reason="older versions never say them"
+    )
     def test_lengths_that_the_dataset_says(self, tmp_path, monkeypatch):
         monkeypatch.setattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS", True)
         for number in range(3):
-            (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"id": {10 * number + k}}}\n' for k in range(2 + number)))
-        builder = datasets.load_dataset_builder("json", data_files=str(tmp_path / "*.jsonl"), cache_dir=str(tmp_path / "cache"))
+            (tmp_path / f"{number}.jsonl").write_text(
+                "".join(f'{{"id": {10 * number + k}}}\n' for k in range(2 + number))
+            )
+        builder = datasets.load_dataset_builder(
+            "json", data_files=str(tmp_path / "*.jsonl"), cache_dir=str(tmp_path / "cache")
+        )
         builder.download_and_prepare()
         ds = builder.as_streaming_dataset("train")
         assert read(hf(ds)) == [[{"id": i} for i in (0, 1, 10, 11, 12, 20, 21, 22, 23)]]
@@ -131,7 +148,8 @@ class TestStreams:
         ids=["take", "skip", "batch", "indices", "repeat", "interleave", "concatenated"],
     )
     def test_any_step_over_a_single_shard(self, change):
-        """Fails if a stream is not sharded anew each time it is opened: readers then share the state of an interleaved one."""
+        """Fails if a stream is not sharded anew each time it is opened: readers then share the state of an interleaved
+        one."""
         expected = list(change(stream(1)))
         shards = change(stream(1)).num_shards
         counts = [len(list(change(stream(1)).shard(shards, shard))) for shard in range(shards)]
@@ -152,16 +170,24 @@ class TestWhatIsRefused:
             (lambda ds: ds.add_column("number", list(range(N))), "MappedExamplesIterable"),
             (lambda ds: ds.filter(lambda row, index: index % 2, with_indices=True), "FilteredExamplesIterable"),
             (lambda ds: datasets.interleave_datasets([ds, ds]), "CyclingMultiSourcesExamplesIterable"),
-            (lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5], seed=1), "RandomlyCyclingMultiSourcesExamplesIterable"),
+            (
+                lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5], seed=1),
+                "RandomlyCyclingMultiSourcesExamplesIterable",
+            ),
             (lambda ds: datasets.concatenate_datasets([ds, ds.take(7)]), JOINED),
-            (lambda ds: datasets.interleave_datasets([stream(1), datasets.concatenate_datasets([ds.take(7), ds])]), JOINED),
+            (
+                lambda ds: datasets.interleave_datasets([stream(1), datasets.concatenate_datasets([ds.take(7), ds])]),
+                JOINED,
+            ),
         ],
     )
     def test_steps_that_look_beyond_a_sample(self, change, step):
-        """Fails if shards are read one by one that make up other samples than the stream: take(7) gave two from each of five shards."""
+        """Fails if shards are read one by one that make up other samples than the stream: take(7) gave two from each of
+        five shards."""
         for words in ({"counts": [2] * change(stream()).num_shards}, {"epoch_size": 10}, {}):
             with pytest.raises(
-                ValueError, match=f"the step {step} looks beyond one sample.* Or pass the stream itself to Loader.from_dataset"
+                ValueError,
+                match=f"the step {step} looks beyond one sample.* Or pass the stream itself to Loader.from_dataset",
             ):
                 hf(change(stream()), **words)
         with Loader.from_dataset(change(stream()), batch_size=1, collate_fn=lambda rows: rows[0]) as loader:
@@ -176,7 +202,9 @@ class TestWhatIsRefused:
         ],
     )
     def test_steps_that_may_change_the_count(self, change, step):
-        with pytest.raises(ValueError, match=f"the number of samples in each of the .* shards is unknown after the step {step}"):
+        with pytest.raises(
+            ValueError, match=f"the number of samples in each of the .* shards is unknown after the step {step}"
+        ):
             hf(change(stream()))
 
     @pytest.mark.parametrize("counts", [None, [6, 5, 5, 5, 5, 6, 5, 5, 5, 5]])
@@ -191,7 +219,10 @@ class TestWhatIsRefused:
 
     def test_a_shuffled_stream(self):
         with pytest.raises(
-            ValueError, match=r"this stream was shuffled.* Pass the stream without \.shuffle\(\), and pass shuffle=True to the loader"
+            ValueError,
+            match=(
+                r"this stream was shuffled.* Pass the stream without \.shuffle\(\), and pass shuffle=True to the loader"
+            ),
         ):
             hf(stream().shuffle(seed=1).map(tenfold))
         with pytest.raises(ValueError, match="this stream was shuffled"):
@@ -207,7 +238,9 @@ class TestWhatIsRefused:
                 hf(stream(), wrong)
 
     def test_anything_else(self):
-        with pytest.raises(TypeError, match=r"a DatasetDict with the splits 'train'\. Choose one: hf\(dataset\['train'\]\)"):
+        with pytest.raises(
+            TypeError, match=r"a DatasetDict with the splits 'train'\. Choose one: hf\(dataset\['train'\]\)"
+        ):
             hf(datasets.DatasetDict(train=by_index()))
         for what in ("fineweb", None, [1, 2]):
             with pytest.raises(TypeError, match="hf takes a datasets.Dataset or a datasets.IterableDataset, not a "):

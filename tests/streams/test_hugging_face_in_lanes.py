@@ -1,4 +1,5 @@
-"""Hugging Face's streaming datasets split themselves by worker, shuffle by epoch, and have a state that drops their shuffle buffer."""
+"""Hugging Face's streaming datasets split themselves by worker, shuffle by epoch, and have a state that drops their
+shuffle buffer."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def _marks_at_once(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+)
 def test_it_is_a_data_loader_and_resumes(kind, tmp_path, caplog):
     """Seen to fail with a copy whose epoch, a tensor in shared memory, is that of all copies."""
     whole = as_torch(kind, 4, 2)

@@ -55,7 +55,8 @@ class TestTheFile:
         """A release that changes this makes every user index everything again."""
         write_index("new/folder/x.index", "jsonl", Stamp(5, 6), np.array([0, 2]))
         assert Path("new/folder/x.index").read_bytes() == (
-            b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, "version": "", "checksum": 2929609768}\n'
+            b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, '
+            b'"version": "", "checksum": 2929609768}\n'
             b"\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00"
         )
         header = read_header("new/folder/x.index")
@@ -73,7 +74,10 @@ class TestTheFile:
         "line",
         [
             *(b"garbage", b"[]", b"[" * 900, b"{}", b'{"penstock index": 1}', b"\xff\xfe", b"null"),
-            *(json.dumps({**HEADER, **wrong}).encode() for wrong in ({"records": -1}, {"records": 1e9}, {"kind": 5}, {"checksum": 2})),
+            *(
+                json.dumps({**HEADER, **wrong}).encode()
+                for wrong in ({"records": -1}, {"records": 1e9}, {"kind": 5}, {"checksum": 2})
+            ),
         ],
     )
     def test_that_is_garbage_is_refused(self, line):
@@ -85,7 +89,9 @@ class TestTheFile:
     def test_of_a_later_format_is_refused(self):
         with open("x.index", "wb") as file:
             file.write(b'{"penstock index": 2}\n')
-        with pytest.raises(ValueError, match="x.index is an index of format 2, but this version of penstock reads format 1"):
+        with pytest.raises(
+            ValueError, match="x.index is an index of format 2, but this version of penstock reads format 1"
+        ):
             index_of("x")
 
     def test_is_written_completely_or_not_at_all(self, monkeypatch):
@@ -106,11 +112,18 @@ def run(capsys, *arguments):
     code = main(["index", *arguments])
     printed = capsys.readouterr()
     # A slow machine shows how far it is.
-    return code, printed.out, "".join(line for line in printed.err.splitlines(keepends=True) if not line.startswith("indexing: "))
+    return (
+        code,
+        printed.out,
+        "".join(line for line in printed.err.splitlines(keepends=True) if not line.startswith("indexing: ")),
+    )
 
 
 def said(new, records, up_to_date=0, not_needed=0, failed=0):
-    return f"indexed: {new} ({records} records), up to date: {up_to_date}, no index needed: {not_needed}, failed: {failed}\n"
+    return (
+        f"indexed: {new} ({records} records), up to date: {up_to_date}, no index needed: {not_needed}, failed: "
+        f"{failed}\n"
+    )
 
 
 class TestTheCommand:
@@ -149,7 +162,8 @@ class TestTheCommand:
 
     @pytest.mark.parametrize("suffix", ["gz", "zst", "xz", "bz2"])
     def test_goes_on_behind_what_is_no_compressed_file(self, capsys, suffix):
-        """Seen to fail: zstandard and lzma raise errors of their own, which ended the command with a traceback; and so did zlib."""
+        """Seen to fail: zstandard and lzma raise errors of their own, which ended the command with a traceback; and so
+        did zlib."""
         write_jsonl("b.jsonl", 3)
         with open(f"a.jsonl.{suffix}", "wb") as file:
             file.write(gzip.compress(b"{}")[:10] + b"\xff" * 20 if suffix == "gz" else b"{}")
@@ -185,7 +199,10 @@ class TestTheCommand:
             assert run(capsys, "memory://v2/0.tar", "--index", "indices")[:2] == (0, said(1, 9))
             assert len(tar("memory://v2/0.tar", index="indices")) == 9
             with pytest.raises(
-                ValueError, match=r"indices/0.tar.index has changed since it was first read: it was rewritten for .* or for another"
+                ValueError,
+                match=(
+                    r"indices/0.tar.index has changed since it was first read: it was rewritten for .* or for another"
+                ),
             ):
                 first[0]
         finally:
@@ -212,7 +229,8 @@ class TestTheCommand:
 
     @pytest.mark.parametrize(("then", "now"), [(0, None), (None, 0), (-5 * 10**9, -5 * 10**9 + 1), (0, -1)])
     def test_any_time_is_a_time(self, capsys, then, now):
-        """As of files that are built reproducibly. Seen to fail: 0 fitted any other time, and an index of a file from before 1970 was damaged."""
+        """As of files that are built reproducibly. Seen to fail: 0 fitted any other time, and an index of a file from
+        before 1970 was damaged."""
         write_jsonl("a.jsonl", 3)
         if then is not None:
             os.utime("a.jsonl", ns=(then, then))
@@ -224,7 +242,9 @@ class TestTheCommand:
         with pytest.raises(ValueError, match=r"a\.jsonl has changed since it was indexed: it was written to"):
             jsonl("a.jsonl")[0]
 
-    @pytest.mark.parametrize(("told", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not report its size")])
+    @pytest.mark.parametrize(
+        ("told", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not report its size")]
+    )
     def test_what_a_store_may_say(self, capsys, monkeypatch, told, error):
         """Seen to fail: both indices were written, and "damaged" whenever they were read."""
         files = fsspec.filesystem("memory")
@@ -270,7 +290,17 @@ class TestTheCommand:
             os.mkfifo(name)
         Path("program.py").write_text(STORE)
         program = subprocess.Popen(
-            [sys.executable, "program.py", "index", "slow://a.jsonl", "slow://b.jsonl", "--workers", workers, "--index", "."],
+            [
+                sys.executable,
+                "program.py",
+                "index",
+                "slow://a.jsonl",
+                "slow://b.jsonl",
+                "--workers",
+                workers,
+                "--index",
+                ".",
+            ],
             start_new_session=True,
         )
         with ExitStack() as pipes:

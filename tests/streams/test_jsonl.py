@@ -40,9 +40,19 @@ def read(dataset, **words):
 @pytest.mark.parametrize(
     ("have", "words", "error", "message"),
     [
-        ("", {}, ValueError, r"the number of records in .*0.jsonl is unknown. .*python -m penstock index .*0.jsonl …. Or pass counts="),
+        (
+            "",
+            {},
+            ValueError,
+            r"the number of records in .*0.jsonl is unknown. .*python -m penstock index .*0.jsonl …. Or pass counts=",
+        ),
         ("", {"index": "folder"}, ValueError, "--index folder"),
-        ("0", {}, FileNotFoundError, "1 of 2 files have no index, for example .*1.jsonl, .*python -m penstock index .*1.jsonl"),
+        (
+            "0",
+            {},
+            FileNotFoundError,
+            "1 of 2 files have no index, for example .*1.jsonl, .*python -m penstock index .*1.jsonl",
+        ),
         ("", {"paths": "gone.jsonl"}, FileNotFoundError, "No such file .*gone.jsonl'"),
         ("", {"index": "folder", "counts": [1, 1]}, ValueError, "index= and counts= exclude each other"),
     ],
@@ -55,14 +65,18 @@ def test_without_an_index_it_says_what_to_do(tmp_path, have, words, error, messa
         jsonl(**{"paths": paths, **words})
 
 
-LINES = st.lists(st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"\f\v", b"12", b' [3, "x"] ', b"\r"]), max_size=30)
+LINES = st.lists(
+    st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"\f\v", b"12", b' [3, "x"] ', b"\r"]), max_size=30
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(lines=LINES, newline=st.sampled_from([b"\n", b"\r\n"]), ends=st.booleans(), chunk=st.sampled_from([1, 3, 7, 2**20]))
+@given(
+    lines=LINES, newline=st.sampled_from([b"\n", b"\r\n"]), ends=st.booleans(), chunk=st.sampled_from([1, 3, 7, 2**20])
+)
 def test_blank_lines_and_a_last_line_without_an_end_are_no_matter(tmp_path_factory, lines, newline, ends, chunk):
-    """Seen red where a line that goes on in the next chunk begins anew, where the last line needs its end, and where what is blank to Python, and not to JSON,
-    was parsed with the record before it.
+    """Seen red where a line that goes on in the next chunk begins anew, where the last line needs its end, and where
+    what is blank to Python, and not to JSON, was parsed with the record before it.
     """
     data = newline.join(lines) + newline * ends
     path = tmp_path_factory.mktemp("x") / "x.jsonl"
@@ -134,13 +148,15 @@ class TestAnIndex:
         dataset = jsonl(path)
         os.truncate(path, 3)
         with pytest.raises(
-            ValueError, match=f"{path} has changed since it was indexed: .* had .* bytes and now has 3. .*python -m penstock index"
+            ValueError,
+            match=f"{path} has changed since it was indexed: .* had .* bytes and now has 3. .*python -m penstock index",
         ):
             dataset[1]
 
     @pytest.mark.parametrize("suffix", ["", ".gz"])
     def test_that_is_written_anew_is_of_another_version(self, tmp_path, suffix):
-        """Seen to fail: whoever opened the file next read the new index, and so the new version, in the middle of an epoch."""
+        """Seen to fail: whoever opened the file next read the new index, and so the new version, in the middle of an
+        epoch."""
         path = write(tmp_path / f"x.jsonl{suffix}", [PACK[suffix](b"1\n2\n")])
         index(path)
         dataset = jsonl([path, path])
@@ -156,7 +172,9 @@ class TestAnIndex:
         path = write(tmp_path / "x.jsonl", [b"1\n"])
         index(path)
         os.rename(f"{path}.index", tmp_path / "x.tar.index")
-        with pytest.raises(ValueError, match="x.tar.index is the index of a jsonl file, but .*x.tar is being read as tar"):
+        with pytest.raises(
+            ValueError, match="x.tar.index is the index of a jsonl file, but .*x.tar is being read as tar"
+        ):
             tar(tmp_path / "x.tar")
 
     def test_that_is_damaged_is_refused(self, tmp_path):
@@ -196,7 +214,10 @@ def test_a_json_array_is_not_one_record(tmp_path, text, suffix, capsys):
         assert main(["index", str(path)]) == 1
         assert said in capsys.readouterr().err
     for words in ({"counts": [6]}, {"epoch_size": 6, "bookmarks": False}):
-        with Loader.from_dataset(jsonl(path, **words), batch_size=2) as loader, pytest.raises(ValueError, match="array|is not JSON"):
+        with (
+            Loader.from_dataset(jsonl(path, **words), batch_size=2) as loader,
+            pytest.raises(ValueError, match="array|is not JSON"),
+        ):
             next(iter(loader))
 
 
@@ -252,7 +273,8 @@ def test_a_folder_is_not_indexed(tmp_path, capsys):
 @pytest.mark.parametrize("time", [0, 0x0A0A], ids=["a line", "lines"])
 @pytest.mark.parametrize("counts", [[1], [2]], ids=str)
 def test_a_compressed_file_under_another_name(tmp_path, time, counts, capsys):
-    """Gzip writes the time, and so its bytes may look like lines. Seen to fail: the shard had more records than the one in its count, and it was indexed."""
+    """Gzip writes the time, and so its bytes may look like lines. Seen to fail: the shard had more records than the one
+    in its count, and it was indexed."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(gzip.compress(b"1\n2", mtime=time))
     assert len(path.read_bytes().split(b"\n")) == (3 if time else 1)

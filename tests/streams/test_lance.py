@@ -1,4 +1,5 @@
-"""Lance datasets: the rows of one version that are not deleted, by index; another version, another dataset and a forked worker are refused, with the way out."""
+"""Lance datasets: the rows of one version that are not deleted, by index; another version, another dataset and a forked
+worker are refused, with the way out."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def write(uri: Path, ids: Any, mode: str = "create") -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def started(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Lance's threads and what they have open stay until the process ends; so they begin before the first test, which would leave them behind."""
+    """Lance's threads and what they have open stay until the process ends; so they begin before the first test, which
+    would leave them behind."""
     write(tmp_path_factory.mktemp("lance") / "rows.lance", range(3)).to_table()
 
 
@@ -59,7 +61,8 @@ def ids(data: Any, **words: Any) -> list[int]:
 
 
 def test_rows_are_those_of_lance(uri: Path) -> None:
-    """Without the deleted ones, one by one, in batches in any order, twice in one, and by negative index; only the columns asked for, in their order."""
+    """Without the deleted ones, one by one, in batches in any order, twice in one, and by negative index; only the
+    columns asked for, in their order."""
     data = formats.lance(uri)
     assert len(data) == 36
     assert repr(read(data)) == repr([rows(LEFT)]), "the types are the same, too"
@@ -68,7 +71,9 @@ def test_rows_are_those_of_lance(uri: Path) -> None:
     for outside in (36, -37):
         with pytest.raises(IndexError, match=f"index {outside} is out of bounds for a dataset of 36 samples"):
             data[outside]
-    assert [list(row.items()) for row in formats.lance(uri, ["x", "id"]).__getitems__([2])] == [[("x", [1.0, 1.0]), ("id", 2)]]
+    assert [list(row.items()) for row in formats.lance(uri, ["x", "id"]).__getitems__([2])] == [
+        [("x", [1.0, 1.0]), ("id", 2)]
+    ]
     with Loader.from_dataset(formats.lance(uri, ["id"]), batch_size=5, shuffle=True, seed=1) as loader:
         assert sorted(value for batch in loader for value in batch["id"].tolist()) == LEFT
 
@@ -100,7 +105,8 @@ def loaded(data: Any, state: dict[str, Any]) -> list[list[int]]:
 
 
 def test_a_dataset_stays_at_its_version(uri: Path) -> None:
-    """Though others are written and this one is opened again. Seen to fail: `__getstate__` with the version that was asked for, which is None."""
+    """Though others are written and this one is opened again. Seen to fail: `__getstate__` with the version that was
+    asked for, which is None."""
     data = formats.lance(uri, ["id"])
     expected = read(data, shuffle=True)
     write(uri, range(40, 50), "append")
@@ -117,7 +123,8 @@ def test_a_dataset_stays_at_its_version(uri: Path) -> None:
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_state_is_refused_over_another_version_and_says_which_it_wants(uri: Path, mixed: bool) -> None:
-    """Also if it has as many rows. Seen to fail: without the files in `shard_names`, over a dataset that was deleted and written anew."""
+    """Also if it has as many rows. Seen to fail: without the files in `shard_names`, over a dataset that was deleted
+    and written anew."""
 
     def build(**words: Any) -> Any:
         data = formats.lance(uri, ["id"], **words)
@@ -157,9 +164,12 @@ def test_a_state_is_refused_with_another_filter_of_as_many_rows(uri: Path) -> No
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_forked_worker_is_refused_with_both_ways_out(uri: Path, on_error: Any) -> None:
-    """Lance says that it is not fork-safe, and often works, so a hang would come once in a while. Seen to fail: without `_check_process`."""
+    """Lance says that it is not fork-safe, and often works, so a hang would come once in a while. Seen to fail: without
+    `_check_process`."""
     words = {"num_workers": 2, "multiprocessing_context": "fork", "on_error": on_error}
-    with pytest.raises(Exception, match=r"not fork-safe\. Pass method='thread', or multiprocessing_context='spawn' \(or 'forkserver'\)"):
+    with pytest.raises(
+        Exception, match=r"not fork-safe\. Pass method='thread', or multiprocessing_context='spawn' \(or 'forkserver'\)"
+    ):
         read(formats.lance(uri), **words)
 
 
@@ -174,7 +184,9 @@ if pid:
 
 
 @pytest.mark.soak
-def test_what_was_not_opened_before_a_fork_may_be_opened_after(uri: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
+def test_what_was_not_opened_before_a_fork_may_be_opened_after(
+    uri: Path, tmp_path: Path, run_script: Callable[..., str]
+) -> None:
     """As by a worker on another machine that forks."""
     (tmp_path / "data").write_bytes(pickle.dumps(formats.lance(uri)))
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -189,7 +201,8 @@ def test_a_copy_is_small_and_opens_the_same_dataset_or_none(uri: Path) -> None:
     shutil.rmtree(uri)
     write(uri, range(40)).delete("id % 10 = 3")
     with pytest.raises(
-        ValueError, match=r"rows\.lance is not the dataset that was opened before: its version=2 has other files\. Make the same"
+        ValueError,
+        match=r"rows\.lance is not the dataset that was opened before: its version=2 has other files\. Make the same",
     ):
         pickle.loads(pickled)[0]
 
@@ -202,13 +215,19 @@ def test_what_makes_no_sense_is_refused_when_it_is_built(uri: Path, tmp_path: Pa
         with pytest.raises(ValueError, match=message):
             formats.lance(place, **words)
 
-    why(r"rows\.lance is no Lance dataset, cannot be reached, or has no version=9: .*Pass None for the latest version", version=9)
+    why(
+        r"rows\.lance is no Lance dataset, cannot be reached, or has no version=9: .*Pass None for the latest version",
+        version=9,
+    )
     why(r"rows\.lance is no Lance dataset, cannot be reached, or has no version='run': ", version="run")
     why(r"none\.lance is no Lance dataset, cannot be reached, or has no version=None: ", tmp_path / "none.lance")
     why(r"rows\.lance has no column 'lable', only 'id', 'text', ", columns=["lable"])
     why(r"has no column 'image\.path', only ", columns=["image.path"])
     why("must be a list of names", columns="id")
-    why(r"filter='lable > 1' is no condition over .*rows\.lance, whose columns are id, text, image, x: ", filter="lable > 1")
+    why(
+        r"filter='lable > 1' is no condition over .*rows\.lance, whose columns are id, text, image, x: ",
+        filter="lable > 1",
+    )
     why(r"filter='id \+ 1' is no condition over ", filter="id + 1")
     why(r"rows\.lance has no row that satisfies filter='id = 3' in version=2, of 36\. Pass another", filter="id = 3")
     pylance.dataset(uri).delete("true")
@@ -220,7 +239,9 @@ def test_a_blob_is_refused(tmp_path: Path) -> None:
     blob = pa.field("video", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     table = pa.table({"video": [b"abc"], "id": [1]}, schema=pa.schema([blob, pa.field("id", pa.int64())]))
     pylance.write_dataset(table, tmp_path / "rows.lance")
-    with pytest.raises(ValueError, match=r"the column 'video' of .*rows\.lance holds blobs, of which Lance gives only where they lie"):
+    with pytest.raises(
+        ValueError, match=r"the column 'video' of .*rows\.lance holds blobs, of which Lance gives only where they lie"
+    ):
         formats.lance(tmp_path / "rows.lance")
     assert read(formats.lance(tmp_path / "rows.lance", ["id"])) == [[{"id": 1}]]
 
@@ -256,7 +277,9 @@ def test_a_panic_of_lance_is_an_error(uri: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_without_pylance_it_says_what_to_install(uri: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lance", None)
-    with pytest.raises(ImportError, match=r"penstock\.formats\.lance needs the package pylance: pip install 'torch-penstock\[lance\]'"):
+    with pytest.raises(
+        ImportError, match=r"penstock\.formats\.lance needs the package pylance: pip install 'torch-penstock\[lance\]'"
+    ):
         formats.lance(uri)
 
 

@@ -1,4 +1,5 @@
-"""MDS: the samples that MosaicML Streaming makes of it, value for value, and refusals of what is damaged or would run code."""
+"""MDS: the samples that MosaicML Streaming makes of it, value for value, and refusals of what is damaged or would run
+code."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_each_encoding_by_its_layout(tmp_path: Path) -> None:
         expected = VALUES[encoding][1]
         assert type(sample[name]) is type(expected)
         assert np.array_equal(sample[name], expected)
-        assert not isinstance(expected, np.ndarray) or (sample[name].dtype == expected.dtype and sample[name].flags.writeable)
+        assert not isinstance(expected, np.ndarray) or (
+            sample[name].dtype == expected.dtype and sample[name].flags.writeable
+        )
 
 
 def test_images_are_those_of_pillow(tmp_path: Path) -> None:
@@ -132,14 +135,22 @@ def test_raw_shards_beside_compressed_ones_are_read_by_position(tmp_path: Path) 
 
 @pytest.mark.parametrize("packed", ["", "gz"])
 def test_a_stream_of_them(tmp_path: Path, packed: str) -> None:
-    data = mds(written(tmp_path, packed), epoch_size=10, steps=[Filter(lambda sample: sample["i"] % 2 == 0)], bookmarks=False, lanes=1)
+    data = mds(
+        written(tmp_path, packed),
+        epoch_size=10,
+        steps=[Filter(lambda sample: sample["i"] % 2 == 0)],
+        bookmarks=False,
+        lanes=1,
+    )
     assert read(data)[0] == [{"i": value} for value in range(0, 20, 2)]
 
 
 def test_a_stream_leaves_out_a_record_that_is_damaged(tmp_path: Path) -> None:
     records = [{"t": b"good"}, {"t": b"\xff"}, {"t": b"fine"}]
     folder = mds_files.write(tmp_path / "mds", {"t": "str"}, [records])
-    with pytest.raises(ValueError, match=r"0\.mds is damaged .*: 't' of the record at byte 38 is not a valid str \(UnicodeDecodeError"):
+    with pytest.raises(
+        ValueError, match=r"0\.mds is damaged .*: 't' of the record at byte 38 is not a valid str \(UnicodeDecodeError"
+    ):
         ours(mds(folder))
     with closing(mds(folder, epoch_size=2, bookmarks=False, on_error="skip")) as data:
         assert read(data)[0] == [{"t": "good"}, {"t": "fine"}]
@@ -152,7 +163,8 @@ class TestRefused:
         """Nothing is unpickled before. Seen to fail: without the check."""
         folder = mds_files.write(tmp_path / "mds", {"x": "pkl"}, [[{"x": b"cos\nabort\n(tR."}]])
         with pytest.raises(
-            ValueError, match=r"index\.json: the column 'x' is pickled .* pass trust=True. Otherwise write the dataset again"
+            ValueError,
+            match=r"index\.json: the column 'x' is pickled .* pass trust=True. Otherwise write the dataset again",
         ):
             mds(folder)
 
@@ -162,7 +174,9 @@ class TestRefused:
             mds(mds_files.write(tmp_path / "mds", {"x": "voxels"}, [[{"x": b""}]]))
 
     @pytest.mark.parametrize("packed", ["br", "snappy"])
-    def test_a_compression_whose_package_is_missing(self, tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_compression_whose_package_is_missing(
+        self, tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, {"br": "brotli"}.get(packed, packed), None)
         monkeypatch.setitem(mds_files.PACK, packed, bytes)
         with pytest.raises(ImportError, match=rf"mds\.{packed}' needs the package .* pip install"):
@@ -178,7 +192,11 @@ class TestRefused:
             ({"raw_data": {"basename": "../x", "bytes": 99}}, "does not name a file in that folder"),
             ({"column_sizes": [None, 8]}, "the columns of a shard"),
             (
-                {"compression": "lzma", "zip_data": {"basename": "x.lzma", "bytes": 9}, "raw_data": {"basename": "x", "bytes": 99}},
+                {
+                    "compression": "lzma",
+                    "zip_data": {"basename": "x.lzma", "bytes": 9},
+                    "raw_data": {"basename": "x", "bytes": 99},
+                },
                 "has the compression lzma",
             ),
         ):
@@ -193,7 +211,9 @@ class TestRefused:
     def test_a_hash_that_differs(self, tmp_path: Path, packed: str) -> None:
         """Raw, one bit of a value is only noticed so. Seen to fail: without the comparison."""
         folder = written(tmp_path, packed, ["sha1"])
-        with pytest.raises(ValueError, match=r"validate_hash='xxh64', but .* has 'sha1' for .*0\.mds.* Choose a hash that was written"):
+        with pytest.raises(
+            ValueError, match=r"validate_hash='xxh64', but .* has 'sha1' for .*0\.mds.* Choose a hash that was written"
+        ):
             mds(folder, validate_hash="xxh64")
         assert read(mds(folder, validate_hash="sha1"), 2) == [ALL, ALL]
         path = folder / f"1.mds{packed and '.gz'}"
@@ -225,8 +245,12 @@ class TestRefused:
         if packed:
             (folder / "2.mds.bz2").write_bytes(bz2.compress(raw))
             (folder / "2.mds").unlink()
-            (folder / "index.json").write_bytes(mds_files.index_of([mds_files.described("2.mds", INT, bytes(raw), 11, packed)]))
-        with pytest.raises(ValueError, match=r"2\.mds.* is damaged or not the shard that .*index\.json describes: its? (records|has)"):
+            (folder / "index.json").write_bytes(
+                mds_files.index_of([mds_files.described("2.mds", INT, bytes(raw), 11, packed)])
+            )
+        with pytest.raises(
+            ValueError, match=r"2\.mds.* is damaged or not the shard that .*index\.json describes: its? (records|has)"
+        ):
             read(mds(folder))
 
     def test_more_bytes_than_the_index_says_and_lengths_that_lead_elsewhere(self, tmp_path: Path) -> None:
@@ -241,7 +265,9 @@ class TestRefused:
             read(mds(tmp_path))
         raw[22] = 3
         (folder / "0.mds").write_bytes(raw)
-        with pytest.raises(ValueError, match=r"0\.mds is damaged .*: the record at byte 22 does not end where its columns end"):
+        with pytest.raises(
+            ValueError, match=r"0\.mds is damaged .*: the record at byte 22 does not end where its columns end"
+        ):
             read(mds(folder))
 
     @pytest.mark.parametrize("packed", ["", "gz"])
@@ -274,8 +300,11 @@ class TestAsStreamingDataset:
     @pytest.mark.slow
     @pytest.mark.parametrize("packed", [None, "zstd:7", "gz", "bz2:1", "br:4", "snappy"])
     def test_sample_by_sample(self, tmp_path: Path, packed: str | None, run_script: Callable[..., str]) -> None:
-        """Values, their types and the order of the columns. Only this differs: arrays of theirs cannot be written to."""
-        streaming = pytest.importorskip("streaming", reason="MosaicML Streaming, which needs an environment of its own, is not installed")
+        """Values, their types and the order of the columns. Only this differs: arrays of theirs cannot be written
+        to."""
+        streaming = pytest.importorskip(
+            "streaming", reason="MosaicML Streaming, which needs an environment of its own, is not installed"
+        )
         pillow = pytest.importorskip("PIL.Image")
         encodings = streaming.base.format.mds.encodings
         known = {*encodings._encodings} - {"ndarray"} | {"ndarray", "ndarray:float32", "ndarray:int16:2,3"}
@@ -286,8 +315,10 @@ class TestAsStreamingDataset:
 
         def value(encoding: str, n: int) -> Any:
             special = {
-                "bytes": bytes(n), "str": "é" * n, "int": n - 5, "json": {"x": [n, None]}, "str_int": 10**30 + n, "str_float": n / 3, "str_decimal": Decimal("1.10") + n,
-                "pkl": {n, "x"}, "ndarray": rng.normal(size=(n + 1, 300)), "ndarray:float32": rng.normal(size=n + 1).astype("f4"), "ndarray:int16:2,3": ARRAY + n,
+                "bytes": bytes(n), "str": "é" * n, "int": n - 5, "json": {"x": [n, None]}, "str_int": 10**30 + n,
+                "str_float": n / 3, "str_decimal": Decimal("1.10") + n, "pkl": {n, "x"},
+                "ndarray": rng.normal(size=(n + 1, 300)), "ndarray:float32": rng.normal(size=n + 1).astype("f4"),
+                "ndarray:int16:2,3": ARRAY + n,
             }  # fmt: skip
             if "array" in encoding and "nd" not in encoding:
                 return [image("JPEG", n)] * (n % 3 + 1)
@@ -317,7 +348,9 @@ class TestAsStreamingDataset:
         assert ours(mds(folder, trust=True))[7]["c int"] == 2  # where theirs has left raw shards beside the others
 
     def test_encodings_that_only_streaming_knows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        streaming = pytest.importorskip("streaming", reason="MosaicML Streaming, which needs an environment of its own, is not installed")
+        streaming = pytest.importorskip(
+            "streaming", reason="MosaicML Streaming, which needs an environment of its own, is not installed"
+        )
         encodings = streaming.base.format.mds.encodings
         folder = mds_files.write(tmp_path / "mds", {"x": "voxels"}, [[{"x": b"abc"}]])
         with pytest.raises(ValueError, match="neither penstock.formats.mds nor the installed version of streaming"):
@@ -337,5 +370,10 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     if hasattr(one, "tobytes") and hasattr(one, "mode"):
-        return (one.mode, one.size, one.format, one.tobytes()) == (other.mode, other.size, other.format, other.tobytes())
+        return (one.mode, one.size, one.format, one.tobytes()) == (
+            other.mode,
+            other.size,
+            other.format,
+            other.tobytes(),
+        )
     return bool(one == other)

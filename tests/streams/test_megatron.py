@@ -1,4 +1,5 @@
-"""Megatron's ``.bin`` and ``.idx``: the sequences are those of the ``.bin``, the documents those of the ``.idx``, and what is wrong with either is said."""
+"""Megatron's ``.bin`` and ``.idx``: the sequences are those of the ``.bin``, the documents those of the ``.idx``, and
+what is wrong with either is said."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def some(count, seed=0, below=1000):
     """Documents of up to three sequences, some of them empty."""
     generator = np.random.default_rng(seed)
     return [
-        [generator.integers(0, below, size).tolist() for size in generator.integers(0, 9, generator.integers(0, 4))] for _ in range(count)
+        [generator.integers(0, below, size).tolist() for size in generator.integers(0, 9, generator.integers(0, 4))]
+        for _ in range(count)
     ]
 
 
@@ -47,8 +49,8 @@ STARTS = np.cumsum([0, *map(len, DOCUMENTS)])
 
 
 def test_documents_are_their_sequences_one_after_another(folder):
-    """One by one and in batches. Seen to fail: lengths of sequences in place of documents; a border between two files that counts as a document; an
-    empty document at the end that was read."""
+    """One by one and in batches. Seen to fail: lengths of sequences in place of documents; a border between two files
+    that counts as a document; an empty document at the end that was read."""
     with closing(megatron_documents(folder / "part_*")) as data:
         assert data.lengths.tolist() == [len(document) for document in DOCUMENTS]
         assert data.lengths.dtype == np.int64
@@ -84,7 +86,15 @@ def test_the_index_says_what_the_tokens_are(tmp_path, dtype):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["part_{0..2}", "part_*", "part_{0..2}.bin", "part_*.idx", ["part_0.idx", "part_[12]"], ["part_0", "part_1.bin", "part_2"]]
+    "prefix",
+    [
+        "part_{0..2}",
+        "part_*",
+        "part_{0..2}.bin",
+        "part_*.idx",
+        ["part_0.idx", "part_[12]"],
+        ["part_0", "part_1.bin", "part_2"],
+    ],
 )
 def test_a_prefix_is_a_path_of_either_file_or_a_pattern(folder, prefix):
     """In the order of a list. Seen to fail: ``.bin`` added to a path that ends in it."""
@@ -109,8 +119,12 @@ def test_packs_and_buckets_have_every_token_once(folder, way):
     packs = Packs(data.lengths, 16, block=8, pad=-1)
     rows = [row["tokens"].tolist() for row in read(data, groups=packs, shuffle=True, seed=1, collate_fn=list, **way)[0]]
     assert sorted(token for row in rows for token in row if token >= 0) == expected
-    with Loader.from_dataset(data, groups=Buckets(data.lengths, 60), collate_fn=pad({"tokens": -1}), shuffle=True, **way) as loader:
-        assert sorted(token for batch in loader for token in batch["tokens"].flatten().tolist() if token >= 0) == expected
+    with Loader.from_dataset(
+        data, groups=Buckets(data.lengths, 60), collate_fn=pad({"tokens": -1}), shuffle=True, **way
+    ) as loader:
+        assert (
+            sorted(token for batch in loader for token in batch["tokens"].flatten().tolist() if token >= 0) == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +156,10 @@ def test_each_resumes_everywhere(folder, what, options):
 
 def test_ranks_share_the_documents(folder):
     """Each of 3 ranks reads a third, together all, none twice."""
-    found = [read(megatron_documents(folder / "part_*"), shuffle=True, seed=2, rank=rank, world_size=3)[0] for rank in range(3)]
+    found = [
+        read(megatron_documents(folder / "part_*"), shuffle=True, seed=2, rank=rank, world_size=3)[0]
+        for rank in range(3)
+    ]
     assert sorted(sample["tokens"].tolist() for rank in found for sample in rank) == sorted(DOCUMENTS)
 
 
@@ -194,8 +211,14 @@ def bad(lengths=(3, 4), documents=(0, 1, 2), dtype="uint16", *, add=b"", cut=0, 
 
 
 BAD = {
-    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"begins with b'TNTIDX.*Write its documents again with IndexedDatasetBuilder"),
-    "other": (bad(magic=b"something"), r"one.idx is not an index of an IndexedDataset, because it begins with b'something'"),
+    "legacy": (
+        bad(magic=b"TNTIDX\0\0\1"),
+        r"begins with b'TNTIDX.*Write its documents again with IndexedDatasetBuilder",
+    ),
+    "other": (
+        bad(magic=b"something"),
+        r"one.idx is not an index of an IndexedDataset, because it begins with b'something'",
+    ),
     "version": (bad(version=2), "one.idx has version 2 and uint16, but must have version 1"),
     "float64": (bad(dtype="float64"), "one.idx has version 1 and float64, but must have version 1 and integers"),
     "type": (bad(code=9), "one.idx has version 1 and the unknown token type 9"),
@@ -203,7 +226,10 @@ BAD = {
     "in the magic": ((b"MMID", b""), "it has 4 bytes, but its header alone takes 34"),
     "cut": (bad(cut=1), "one.idx is damaged .* 2 sequences and 3 document boundaries take 82 bytes, but it has 81"),
     "too long": (bad(add=b"123"), "take 82 bytes, but it has 85"),
-    "modes": (bad(modes=[0, 1]), r"one.idx is multimodal: .* IndexedDataset\(prefix, multimodal=True\) .* or write the sequences of one mode"),
+    "modes": (
+        bad(modes=[0, 1]),
+        r"one.idx is multimodal: .* IndexedDataset\(prefix, multimodal=True\) .* or write the sequences of one mode",
+    ),
     "huge": (bad(sequences=2**64 - 1, borders=2**63), "sequences and 9223372036854775808 document boundaries take"),
     "negative": (bad([3, -1, 5], [0, 3], data=bytes(14)), "one.idx is damaged .* sequence 1 has -1 tokens"),
     "gap": (bad(pointers=[0, 8]), "sequence 1 begins at byte 8, but those before it take 6 bytes without a gap"),
@@ -213,9 +239,15 @@ BAD = {
     "past the end": (bad(documents=[0, 2, 3]), r"end with \[0, 2, 3\]"),
     "descending": (bad([1] * 3, [0, 2, 1, 3]), r"should ascend from 0 to 3"),
     "no borders": (bad(documents=[]), r"they begin with \[\]"),
-    "short data": (bad(data=bytes(13)), "one.bin has 13 bytes, but according to .*one.idx it should have 14: 7 tokens of uint16. One of them is another version"),
+    "short data": (
+        bad(data=bytes(13)),
+        (
+            "one.bin has 13 bytes, but according to .*one.idx it should have 14: 7 tokens of uint16. One of them is "
+            "another version"
+        ),
+    ),
     "long data": (bad(data=bytes(16)), "one.bin has 16 bytes, but according to .*one.idx it should have 14"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -234,7 +266,10 @@ def test_arguments_that_make_no_sense(folder):
     for words, message in (
         ({"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
         ({"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
-        ({"sequence_length": 10**6}, rf"part_0.bin and 2 more hold {STARTS[-1]} tokens of uint16, but one sequence takes 1000000"),
+        (
+            {"sequence_length": 10**6},
+            rf"part_0.bin and 2 more hold {STARTS[-1]} tokens of uint16, but one sequence takes 1000000",
+        ),
         (
             {"prefixes": [folder / "part_0", folder / "wide"]},
             r"part_0.idx holds uint16 and .*wide.idx holds int32, .* ConcatDataset or Mix",
@@ -266,7 +301,8 @@ def test_arguments_that_make_no_sense(folder):
 )
 @pytest.mark.parametrize("way", [lambda paths: megatron(paths, 5), megatron_documents], ids=["sequences", "documents"])
 def test_a_file_that_has_changed_since_is_an_error_that_names_it(folder, way, how, error, why):
-    """Also to one of equal size, because the documents are those of the index that was read. Seen to fail: only sizes compared."""
+    """Also to one of equal size, because the documents are those of the index that was read. Seen to fail: only sizes
+    compared."""
     with closing(way(folder / "part_*")) as data:
         how(folder / "part_2.bin")
         data[0]
@@ -304,11 +340,13 @@ def test_a_state_of_other_documents_is_refused(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "uint8"])
 def test_it_equals_the_dataset_of_megatron_core(tmp_path, dtype):
-    """What its builder writes is read here, what `write` writes is read there, and both are byte for byte the same (0.16.1)."""
+    """What its builder writes is read here, what `write` writes is read there, and both are byte for byte the same
+    (0.16.1)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of what else is not installed
         theirs = pytest.importorskip(
-            "megatron.core.datasets.indexed_dataset", reason="megatron-core is not installed: pip install --no-deps megatron-core"
+            "megatron.core.datasets.indexed_dataset",
+            reason="megatron-core is not installed: pip install --no-deps megatron-core",
         )
     documents = [document for document in some(30, 3, below=250) if document]
     builder = theirs.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=getattr(np, dtype))
@@ -322,10 +360,18 @@ def test_it_equals_the_dataset_of_megatron_core(tmp_path, dtype):
         assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
     for prefix in ("ours", "theirs"):
         expected = theirs.IndexedDataset(str(tmp_path / prefix), multimodal=False)
-        rows, borders = [expected[number].tolist() for number in range(len(expected))], expected.document_indices.tolist()
+        rows, borders = (
+            [expected[number].tolist() for number in range(len(expected))],
+            expected.document_indices.tolist(),
+        )
         type(expected.index).__getitem__.cache_clear()  # or the file stays open
         with closing(megatron_documents(tmp_path / prefix)) as data:
             assert len(data) == len(borders) - 1 == len(documents)
-            assert [data[i]["tokens"].tolist() for i in range(len(data))] == [joined(rows[begin:end]) for begin, end in pairwise(borders)]
+            assert [data[i]["tokens"].tolist() for i in range(len(data))] == [
+                joined(rows[begin:end]) for begin, end in pairwise(borders)
+            ]
         with closing(megatron(tmp_path / prefix, 5)) as sequences:
-            assert joined([sequences[i]["tokens"].tolist() for i in range(len(sequences))]) == joined(rows)[: 5 * len(sequences)]
+            assert (
+                joined([sequences[i]["tokens"].tolist() for i in range(len(sequences))])
+                == joined(rows)[: 5 * len(sequences)]
+            )

@@ -1,4 +1,5 @@
-"""A new format is one file in ``penstock.formats`` and a line in its ``__init__``: nothing else of the package knows formats."""
+"""A new format is one file in ``penstock.formats`` and a line in its ``__init__``: nothing else of the package knows
+formats."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_is_indexed_and_read(tmp_path, monkeypatch, capsys):
         dataset = penstock.formats.lines(str(tmp_path / "*.txt"))
         with Loader.from_dataset(dataset, None) as loader:
             assert list(loader) == [b"one", b"two", b"three"]
-        with Loader.from_dataset(penstock.formats.lines(str(tmp_path / "a.txt"), epoch_size=5, bookmarks=False), None) as loader:
+        with Loader.from_dataset(
+            penstock.formats.lines(str(tmp_path / "a.txt"), epoch_size=5, bookmarks=False), None
+        ) as loader:
             assert list(loader) == [b"one", b"two", b"three", b"one", b"two"]
     finally:
         sys.modules.pop("penstock.formats._lines", None)

@@ -1,4 +1,5 @@
-"""Parquet: the rows that pyarrow reads, in any order; few pages in memory; files that differ, are damaged or were changed are refused by name."""
+"""Parquet: the rows that pyarrow reads, in any order; few pages in memory; files that differ, are damaged or were
+changed are refused by name."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ def files(tmp_path):
 def rows(files, columns=None):
     """What pyarrow reads."""
     folder = os.path.dirname(files)
-    return [row for name in sorted(os.listdir(folder)) for row in pq.ParquetFile(f"{folder}/{name}").read(columns).to_pylist()]
+    return [
+        row
+        for name in sorted(os.listdir(folder))
+        for row in pq.ParquetFile(f"{folder}/{name}").read(columns).to_pylist()
+    ]
 
 
 class TestRows:
@@ -63,7 +68,8 @@ class TestRows:
         assert read(parquet(files, columns)) == [rows(files, columns)]
 
     def test_of_row_groups_of_any_size(self, tmp_path):
-        """Longer than a batch, longer than a slice of it, empty, and a file without any. Seen to fail: ``start`` not reduced by the batches left out."""
+        """Longer than a batch, longer than a slice of it, empty, and a file without any. Seen to fail: ``start`` not
+        reduced by the batches left out."""
         with pq.ParquetWriter(tmp_path / "0.parquet", pa.schema({"id": pa.int64()})) as writer:
             for begin, end in ((0, 2500), (2500, 2500), (2500, 2501), (2501, 2700)):
                 writer.write_table(pa.table({"id": pa.array(range(begin, end), type=pa.int64())}), row_group_size=3000)
@@ -76,13 +82,17 @@ class TestRows:
             assert parquet(str(tmp_path / "*.parquet"))[index] == {"id": index}
 
     def test_of_whole_files(self, files):
-        """Rows from the middle of any row group, shards that are files, and no state of the other unit. Seen to fail: ``start`` not reduced by the row groups passed over."""
+        """Rows from the middle of any row group, shards that are files, and no state of the other unit. Seen to fail:
+        ``start`` not reduced by the row groups passed over."""
         data = parquet(files, unit="file")
         assert [data[index] for index in range(30)] == rows(files)
         for index in range(30):
             assert parquet(files, unit="file")[index] == rows(files)[index]
         assert data.counts.tolist() == [13, 13, 4]
-        with Loader.from_dataset(data, batch_size=2, collate_fn=list) as loader, Loader.from_dataset(parquet(files), batch_size=2) as other:
+        with (
+            Loader.from_dataset(data, batch_size=2, collate_fn=list) as loader,
+            Loader.from_dataset(parquet(files), batch_size=2) as other,
+        ):
             next(iter(loader))
             with pytest.raises(StateMismatch, match="'unit': 'file'"):
                 other.load_state_dict(loader.state_dict())
@@ -108,14 +118,17 @@ class TestRows:
             assert read(parquet("memory://penstock/*.parquet")) == [expected]
             data = parquet("memory://penstock/{0..2}.parquet")
             memory.pipe("/penstock/1.parquet", b"PAR1")
-            with pytest.raises(ValueError, match=r"1\.parquet has changed since the dataset was built: it had \d+ bytes and now has 4"):
+            with pytest.raises(
+                ValueError, match=r"1\.parquet has changed since the dataset was built: it had \d+ bytes and now has 4"
+            ):
                 data[20]
         finally:
             memory.rm("/penstock", recursive=True)
 
     @pytest.mark.parametrize("first", [pa.string(), pa.large_string(), pa.null()], ids=str)
     def test_of_the_same_values_under_other_types(self, tmp_path, first):
-        """As pandas, polars and a writer of a column without values write the same text. Fails if the types of the files must be equal."""
+        """As pandas, polars and a writer of a column without values write the same text. Fails if the types of the
+        files must be equal."""
         kinds = [first, pa.string(), pa.large_string(), pa.null(), pa.dictionary(pa.int32(), pa.string())]
         for number, kind in enumerate(kinds):
             words = pa.array([None if pa.types.is_null(kind) else f"text {number}"], kind)
@@ -128,14 +141,17 @@ class TestRows:
         assert [row["nested"]["a"] for row in expected] == [[], [1], [2], [3], [4]]
 
     def test_with_the_columns_that_folders_name(self, tmp_path):
-        """As Spark, Ray Data and pyarrow write tables. Fails if the folders are not looked at, or not as pyarrow does: an integer, a missing value, an escaped one."""
+        """As Spark, Ray Data and pyarrow write tables. Fails if the folders are not looked at, or not as pyarrow does:
+        an integer, a missing value, an escaped one."""
         rows = {"text": list("abcd"), "lang": ["en", "en", None, "fr/CA"], "year": [2023, 2024, 2023, 2024]}
         pq.write_to_dataset(pa.table(rows), tmp_path / "t", partition_cols=["lang", "year"])
         files = str(tmp_path / "t" / "**" / "*.parquet")
         expected = sorted(map(str, pq.read_table(tmp_path / "t").to_pylist()))
         assert len(expected) == 4
         assert sorted(map(str, read(parquet(files))[0])) == expected
-        assert sorted(map(str, read(parquet(files, ["text", "lang", "year"], unit="file"), shuffle=True)[0])) == expected
+        assert (
+            sorted(map(str, read(parquet(files, ["text", "lang", "year"], unit="file"), shuffle=True)[0])) == expected
+        )
         assert sorted(row["year"] for row in read(parquet(files, ["year"]))[0]) == [2023, 2023, 2024, 2024]
         assert sorted(map(str, read(parquet(files, ["text"]))[0])) == [str({"text": letter}) for letter in "abcd"]
         with pytest.raises(ValueError, match=r"has no column 'country', only 'text', 'lang', 'year'"):
@@ -159,16 +175,23 @@ class TestResources:
     def test_a_row_group_is_never_in_memory_whole(self, tmp_path):
         """20 MB in pages of 1 MB. Seen to fail: 43 MB with pyarrow's own ``pre_buffer`` and without a buffer."""
         rng = np.random.default_rng(0)
-        pq.write_table(pa.table({"x": [rng.bytes(1000) for _ in range(20_000)]}), tmp_path / "0.parquet", row_group_size=20_000)
+        pq.write_table(
+            pa.table({"x": [rng.bytes(1000) for _ in range(20_000)]}), tmp_path / "0.parquet", row_group_size=20_000
+        )
         data = parquet(str(tmp_path / "0.parquet"))
         before = pa.total_allocated_bytes()
         assert len(data[10_000]["x"]) == 1000
         assert 0 < pa.total_allocated_bytes() - before < 8e6
 
     def test_the_default_lanes_fit_into_memory(self, tmp_path, monkeypatch):
-        """And rows that are not shuffled come in the files' order all the same. Seen to fail: a limit that is not applied."""
+        """And rows that are not shuffled come in the files' order all the same. Seen to fail: a limit that is not
+        applied."""
         pq.write_table(
-            pa.table({"x": [bytes(1000)] * 640}), tmp_path / "0.parquet", row_group_size=20, use_dictionary=False, compression="none"
+            pa.table({"x": [bytes(1000)] * 640}),
+            tmp_path / "0.parquet",
+            row_group_size=20,
+            use_dictionary=False,
+            compression="none",
         )
         data = parquet(str(tmp_path / "0.parquet"))
         assert data.order(shuffle=True, seed=0).settings()["lanes"] == 8
@@ -210,7 +233,9 @@ class TestWhatIsRefused:
         pq.write_table(pa.table({"text": ["b"], "id": [2]}), paths[1])  # in another order
         assert read(parquet(paths)) == [[{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]]
 
-    @pytest.mark.parametrize("content", [b"", b"PAR1", b"hello" * 100, None], ids=["empty", "only magic", "text", "cut short"])
+    @pytest.mark.parametrize(
+        "content", [b"", b"PAR1", b"hello" * 100, None], ids=["empty", "only magic", "text", "cut short"]
+    )
     def test_what_is_not_parquet(self, files, tmp_path, content):
         bad = tmp_path / "1.parquet"
         bad.write_bytes(bad.read_bytes()[:-20] if content is None else content)
@@ -223,12 +248,16 @@ class TestWhatIsRefused:
         for number, kind in enumerate(kinds):
             pq.write_table(pa.table({"x": pa.array([[]], kind)}), tmp_path / f"{number}.parquet")
         assert read(parquet(tmp_path / "{0..2}.parquet")) == [[{"x": []}] * 3]
-        with pytest.raises(ValueError, match=r"'x' is list<element: string> in .*1\.parquet, but list<element: int8> in .*3\.parquet"):
+        with pytest.raises(
+            ValueError, match=r"'x' is list<element: string> in .*1\.parquet, but list<element: int8> in .*3\.parquet"
+        ):
             parquet(tmp_path / "*.parquet")
 
     def test_several_columns_of_one_name(self, tmp_path):
         """Fails if a sample, which is a dict, has the last of them only."""
-        pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), tmp_path / "0.parquet")
+        pq.write_table(
+            pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), tmp_path / "0.parquet"
+        )
         for columns in (None, ["x"]):
             with pytest.raises(ValueError, match=r"0\.parquet has several columns named 'x', but a sample is a dict"):
                 parquet(tmp_path / "0.parquet", columns)
@@ -245,13 +274,19 @@ class TestWhatIsRefused:
                 return base64.b64decode(wrapped_key)
 
         for plain in (True, False):
-            how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["secret"]}, plaintext_footer=plain)
-            keys = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(encryption.KmsConnectionConfig(), how)
+            how = encryption.EncryptionConfiguration(
+                footer_key="f", column_keys={"c": ["secret"]}, plaintext_footer=plain
+            )
+            keys = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(
+                encryption.KmsConnectionConfig(), how
+            )
             content = pa.table({"open": [1], "secret": [2]})
             with pq.ParquetWriter(tmp_path / "0.parquet", content.schema, encryption_properties=keys) as writer:
                 writer.write_table(content)
             for columns in (None, ["open"]):
-                with pytest.raises((ValueError, OSError), match=r"0\.parquet has encrypted columns|encrypted metadata") as caught:
+                with pytest.raises(
+                    (ValueError, OSError), match=r"0\.parquet has encrypted columns|encrypted metadata"
+                ) as caught:
                     parquet(tmp_path / "0.parquet", columns)
                 assert plain or any("0.parquet" in note for note in caught.value.__notes__)
 
@@ -260,11 +295,14 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=r"paths=\[\] matches no file"):
             parquet([])
         with pytest.raises(
-            ValueError, match=r"is a folder\. Pass the files in it: '.*\*\.parquet', or however they end: none ends in \.parquet"
+            ValueError,
+            match=r"is a folder\. Pass the files in it: '.*\*\.parquet', or however they end: none ends in \.parquet",
         ):
             parquet(tmp_path)
         pq.write_to_dataset(pa.table({"x": [1, 2], "y": [3, 4]}), tmp_path / "[t]", partition_cols=["x"])
-        with pytest.raises(ValueError, match=r"\[t\] is a folder\. Pass the files in it: '.*/\*\*/\*\.parquet'\.") as caught:
+        with pytest.raises(
+            ValueError, match=r"\[t\] is a folder\. Pass the files in it: '.*/\*\*/\*\.parquet'\."
+        ) as caught:
             parquet(tmp_path / "[t]")
         assert len(parquet(str(caught.value).split("'")[1])) == 2
 
@@ -310,7 +348,10 @@ class TestWhatIsRefused:
         data = parquet(files)
         path.write_bytes(content)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        with Loader.from_dataset(data, batch_size=10, collate_fn=list, **way) as loader, pytest.raises(OSError, match="header") as caught:
+        with (
+            Loader.from_dataset(data, batch_size=10, collate_fn=list, **way) as loader,
+            pytest.raises(OSError, match="header") as caught,
+        ):
             list(loader)
         assert any(re.search(r"row group 2 of .*1\.parquet", note) for note in caught.value.__notes__)
 

@@ -1,4 +1,5 @@
-"""Long work of our own says how far it is: tqdm's bar on a terminal, a line each ten seconds elsewhere, nothing if it is soon done."""
+"""Long work of our own says how far it is: tqdm's bar on a terminal, a line each ten seconds elsewhere, nothing if it
+is soon done."""
 
 from __future__ import annotations
 
@@ -139,7 +140,9 @@ def test_only_the_main_thread_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["loaded", "judged"],
 )
-def test_a_dataset_that_is_read_to_its_end_shows_how_far_it_is(work: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_is_read_to_its_end_shows_how_far_it_is(
+    work: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with watched(monkeypatch) as terminal:
         work()
     assert re.search(said, terminal.getvalue())
@@ -154,7 +157,9 @@ def test_without_a_terminal_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog
     assert re.search("100 samples of range .* loaded onto cpu in .* s", caplog.text)
 
 
-@pytest.mark.parametrize("how", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}], ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize(
+    "how", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}], ids=["inline", "threads", "processes"]
+)
 def test_a_cache_is_filled(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: samples that were cached already loaded again."""
     cached = Cached(range(100))

@@ -1,4 +1,5 @@
-"""While a `Shuffle` empties itself at the end of a shard, the next shard is read: every item costs one record, and nothing else is different."""
+"""While a `Shuffle` empties itself at the end of a shard, the next shard is read: every item costs one record, and
+nothing else is different."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def stream(source, steps, **words):
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_the_items_are_those_of_shards_run_one_by_one(steps):
-    """Seen to fail where a record that is read ahead gets the sample of record 0, and where the second record of a run gets that of the first."""
+    """Seen to fail where a record that is read ahead gets the sample of record 0, and where the second record of a run
+    gets that of the first."""
     data = stream(source := Source(), steps)
     lanes = []
     for lane in range(LANES):
@@ -86,7 +88,8 @@ def test_the_items_are_those_of_shards_run_one_by_one(steps):
 
 
 def test_an_item_costs_one_record():
-    """Seen to fail without `_read_ahead`: the last items of a shard then read nothing, and the first of the next one all the more."""
+    """Seen to fail without `_read_ahead`: the last items of a shard then read nothing, and the first of the next one
+    all the more."""
     data = stream(source := Source(), [Shuffle(WINDOW)])
     costs = []
     for item in range(0, LANES * RECORDS * 4, LANES):  # lane 0
@@ -95,13 +98,15 @@ def test_an_item_costs_one_record():
         costs.append(source.read - before)
     data.close()
     assert sum(costs[:WINDOW]) > 1.4 * WINDOW  # the window has to be filled once
-    smooth = np.convolve(costs[WINDOW:], np.ones(WINDOW // 4), "valid")  # an item may read a few records, and the next one none
+    # an item may read a few records, and the next one none
+    smooth = np.convolve(costs[WINDOW:], np.ones(WINDOW // 4), "valid")
     assert smooth.min() >= WINDOW // 8
     assert smooth.max() < WINDOW // 2
 
 
 def test_no_more_records_wait_than_a_window_holds():
-    """Seen to fail without `_room`. `Shuffle` comes first, and each of its outputs becomes many: the next shard must not be read whole meanwhile."""
+    """Seen to fail without `_room`. `Shuffle` comes first, and each of its outputs becomes many: the next shard must
+    not be read whole meanwhile."""
 
     def many(records):
         for record in records:
@@ -115,7 +120,8 @@ def test_no_more_records_wait_than_a_window_holds():
 
 
 def test_an_error_in_the_next_shard_comes_when_its_items_do():
-    """Seen to fail where an error while reading ahead is raised at once, and where it is forgotten: the shard then seems to end there."""
+    """Seen to fail where an error while reading ahead is raised at once, and where it is forgotten: the shard then
+    seems to end there."""
     data = stream(source := Source(fails={(LANES, 2)}), [Shuffle(WINDOW)])
     items = [data[item] for item in range(0, LANES * RECORDS, LANES)]
     assert sorted(item[1] for item in items) == list(range(RECORDS))
@@ -151,7 +157,8 @@ def test_bookmarks_pass_over_the_shard_that_was_read_ahead(tmp_path):
 
 @pytest.mark.parametrize("at", [(0, 1), (0, 70), (LANES, 3), (LANES, 100)])
 def test_a_connection_that_breaks_changes_no_draw(at, monkeypatch):
-    """Seen to fail: what was drawn for a record, and for those before it when the shard was opened again, came before its own draws."""
+    """Seen to fail: what was drawn for a record, and for those before it when the shard was opened again, came before
+    its own draws."""
     monkeypatch.setitem(iter_with_retries.__kwdefaults__, "pause_s", 0)
     broken = []
 

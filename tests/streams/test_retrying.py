@@ -1,4 +1,5 @@
-"""A shard that fails for a while is read on as if nothing had happened; one that keeps failing is named, with the record."""
+"""A shard that fails for a while is read on as if nothing had happened; one that keeps failing is named, with the
+record."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ DOWN = "the disk is gone"
 
 
 class Flaky:
-    """An ``open`` that raises: each time after the next of ``faults`` records; never, if that is None; if it is -1, it does not even open."""
+    """An ``open`` that raises: each time after the next of ``faults`` records; never, if that is None; if it is -1, it
+    does not even open."""
 
     def __init__(self, *faults: int | None, error: type[Exception] = ConnectionResetError) -> None:
         self.faults = iter(faults)
@@ -72,7 +74,8 @@ def outcome(records: Iterator[Any]) -> tuple[list[Any], OSError | None]:
 @settings(deadline=None)
 @given(st.lists(st.integers(-1, 13), max_size=8), st.integers(0, 12), st.booleans())
 def test_whatever_fails_every_record_comes_once_or_the_error(faults: list[int], start: int, seeks: bool) -> None:
-    """Seen to fail: reading on from one record later, from the first, and from the number of records since the last error."""
+    """Seen to fail: reading on from one record later, from the first, and from the number of records since the last
+    error."""
     flaky = Flaky(*faults)
     found, error = outcome(read(flaky, start=start, seeks=seeks))
     if error is None:
@@ -86,11 +89,16 @@ def test_whatever_fails_every_record_comes_once_or_the_error(faults: list[int], 
         assert set(flaky.starts) == {0}
 
 
-def test_pauses_double_up_to_a_minute_and_begin_anew_after_a_record(pauses: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_pauses_double_up_to_a_minute_and_begin_anew_after_a_record(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     """Seen to fail: retries counted over the whole shard."""
     assert list(read(Flaky(2, 2, 1, 3, -1, 3), pause_s=0.25)) == RECORDS  # the fourth attempt comes one record further
     assert pauses == [0.25, 0.5, 1.0, 0.25, 0.5, 1.0]
-    assert "ConnectionResetError: the disk is gone. Reopening tar file a.tar at record 2 in 0.25 s (1 of 3)" in caplog.messages
+    assert (
+        "ConnectionResetError: the disk is gone. Reopening tar file a.tar at record 2 in 0.25 s (1 of 3)"
+        in caplog.messages
+    )
     pauses.clear()
     assert list(read(Flaky(*[-1] * 10), retries=10)) == RECORDS
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -101,7 +109,8 @@ class HTTPError(Exception):
 
 
 @pytest.mark.parametrize(
-    "error", [FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, EOFError, HTTPError]
+    "error",
+    [FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, EOFError, HTTPError],
 )
 def test_what_does_not_pass_is_raised_at_once(error: type[Exception], pauses: list[float]) -> None:
     """Seen to fail: a missing shard that was looked for four times."""
@@ -153,7 +162,10 @@ def test_a_shard_that_has_become_shorter_is_not_a_shard_that_ends(pauses: list[f
             yield from RECORDS[3:5]
             raise OSError(DOWN)
 
-    with pytest.raises(OSError, match="tar file a.tar ends after 3 records, but should have at least 5: it was cut short, or has changed"):
+    with pytest.raises(
+        OSError,
+        match="tar file a.tar ends after 3 records, but should have at least 5: it was cut short, or has changed",
+    ):
         list(read(truncated))
     with pytest.raises(OSError, match="ends after 3 records, but should have at least 4"):
         list(read(truncated, start=4))

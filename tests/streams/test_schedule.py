@@ -35,7 +35,8 @@ LANES = 8
 
 
 class Store:
-    """Files of JSON lines in ``memory://``; file ``number`` has the records ``1000 * number + n``. Counts which are asked for, and gives none until ``is_open``."""
+    """Files of JSON lines in ``memory://``; file ``number`` has the records ``1000 * number + n``. Counts which are
+    asked for, and gives none until ``is_open``."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -96,9 +97,13 @@ def test_shards_of_known_lengths_are_opened_as_the_order_reads_them(counts: list
 
 
 def best(opens: Callable[[int], Opens], lanes: set[int], room: int, passes: int) -> float:
-    """The share of what is opened from the third pass on that is there, if what is needed last is given up, and what is needed later still is not taken in."""
+    """The share of what is opened from the third pass on that is there, if what is needed last is given up, and what is
+    needed later still is not taken in."""
     uses = [
-        (time, int(shard)) for pass_ in range(passes + 4) for shard, lane, time in zip(*opens(pass_), strict=True) if int(lane) in lanes
+        (time, int(shard))
+        for pass_ in range(passes + 4)
+        for shard, lane, time in zip(*opens(pass_), strict=True)
+        if int(lane) in lanes
     ]
     of_shard: dict[int, list[float]] = {}
     for time, shard in uses:
@@ -125,10 +130,13 @@ def best(opens: Callable[[int], Opens], lanes: set[int], room: int, passes: int)
     ),
 )
 def test_what_is_needed_last_is_given_up(hosts: int, share: float, how: str, tmp_path: Path) -> None:
-    """Within 2 points of what is possible, where each host is dealt other shards in each pass. Seen to fail: by time of use; with what is needed last taken in."""
+    """Within 2 points of what is possible, where each host is dealt other shards in each pass. Seen to fail: by time of
+    use; with what is needed last taken in."""
     files, passes = 96 if hosts < 16 else 192, 8
     lanes = max(LANES, hosts)
-    words: dict[str, Any] = {"epoch_size": files * RECORDS, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * files}
+    words: dict[str, Any] = (
+        {"epoch_size": files * RECORDS, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * files}
+    )
     paths = []
     for number in range(files):
         path = tmp_path / f"{number}.jsonl"
@@ -137,30 +145,40 @@ def test_what_is_needed_last_is_given_up(hosts: int, share: float, how: str, tmp
     room = int(share * files / hosts)
     data = formats.jsonl(paths, lanes=lanes, cache_dir=tmp_path / "cache", max_cache_size=room * SIZE, ahead=0, **words)
     notes = kept_in(data.shards[0]).notes  # type: ignore[union-attr]
-    with closing(data), Loader.from_dataset(data, batch_size=8, shuffle=True, seed=3, rank=0, world_size=hosts) as loader:
+    with (
+        closing(data),
+        Loader.from_dataset(data, batch_size=8, shuffle=True, seed=3, rank=0, world_size=hosts) as loader,
+    ):
         counts = []
         for _ in range(passes):
             counts.append(notes.counts())
             for _ in loader:
                 pass
     hits, fetches, _, misses, _ = (after - before for after, before in zip(notes.counts(), counts[2], strict=True))
-    order = Deal(files, lanes, shuffle=True, seed=3) if how == "stream" else ShardOrder([RECORDS] * files, lanes, seed=3)
+    order = (
+        Deal(files, lanes, shuffle=True, seed=3) if how == "stream" else ShardOrder([RECORDS] * files, lanes, seed=3)
+    )
     possible = best(order.opens, set(range(0, lanes, hosts)), room, passes)
     assert hits / (hits + fetches + misses) == pytest.approx(possible, abs=0.02)
 
 
 @pytest.mark.parametrize("how", ["counted", "stream"])
-def test_the_next_shard_of_each_lane_is_fetched_while_the_present_one_is_read(how: str, tmp_path: Path, store: Store) -> None:
+def test_the_next_shard_of_each_lane_is_fetched_while_the_present_one_is_read(
+    how: str, tmp_path: Path, store: Store
+) -> None:
     """Only the first of each is waited for. Seen to fail: without the thread."""
     files, lanes = 24, 4
-    words: dict[str, Any] = {"epoch_size": files * RECORDS, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * files}
+    words: dict[str, Any] = (
+        {"epoch_size": files * RECORDS, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * files}
+    )
     data = formats.jsonl(store.paths(files), lanes=lanes, cache_dir=tmp_path, max_cache_size="1MB", **words)
     notes = kept_in(data.shards[0]).notes  # type: ignore[union-attr]
     with closing(data), Loader.from_dataset(data, batch_size=lanes, shuffle=True, seed=3) as loader:
         found = []
         for at, batch in enumerate(loader, 1):
             found.append(batch.tolist())
-            until(lambda: notes.counts().fetches >= min(files, lanes * ((at - 1) // RECORDS + 2)))  # noqa: B023  # called at once
+            # called at once
+            until(lambda: notes.counts().fetches >= min(files, lanes * ((at - 1) // RECORDS + 2)))  # noqa: B023
         counts = notes.counts()
     assert (counts.hits, counts.fetches, counts.misses) == (files - lanes, files, 0)
     assert sorted(store.asked) == list(range(files))
@@ -171,12 +189,15 @@ def test_the_next_shard_of_each_lane_is_fetched_while_the_present_one_is_read(ho
 
 def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it stays, and what is read later is right. Seen to fail: the thread fetches on."""
-    data = formats.jsonl(store.paths(12), counts=[RECORDS] * 12, lanes=1, cache_dir=tmp_path, max_cache_size="1MB", ahead=3)
+    data = formats.jsonl(
+        store.paths(12), counts=[RECORDS] * 12, lanes=1, cache_dir=tmp_path, max_cache_size="1MB", ahead=3
+    )
     data.order(shuffle=False, seed=0)
     assert data[0] == 0
     until(lambda: len({*tmp_path.glob("*.jsonl")}) == 4)
     store.is_open.clear()
-    reading = threading.Thread(target=data.__getitem__, args=(RECORDS,))  # it is there; the fifth is fetched from now on
+    # it is there; the fifth is fetched from now on
+    reading = threading.Thread(target=data.__getitem__, args=(RECORDS,))
     reading.start()
     until(lambda: len(store.asked) == 5)
     reading.join()

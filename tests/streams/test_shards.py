@@ -121,7 +121,10 @@ class TestWhatComes:
         assert read(Shards(2, lambda k: Gathers([k] * 3), counts=[3, 3])) == [[0, 0, 0, -1, -1, -1]]
 
     def test_data_that_changes_with_settings_is_other_data(self, files):
-        said = [shards(files, settings=settings).order(shuffle=True, seed=1).settings() for settings in (None, {"a": 1}, {"a": 2})]
+        said = [
+            shards(files, settings=settings).order(shuffle=True, seed=1).settings()
+            for settings in (None, {"a": 1}, {"a": 2})
+        ]
         assert len({str(one) for one in said}) == 3
         state = Loader.from_dataset(shards(files, settings={"columns": "x"}), shuffle=True).state_dict()
         with pytest.raises(penstock.StateMismatch, match=r"data\.columns was 'x' and is 'y'"):
@@ -129,7 +132,8 @@ class TestWhatComes:
 
 
 class TestNames:
-    """A state loads over the same shards in the same order only. Seen to fail: of counted shards, nothing but the counts was compared."""
+    """A state loads over the same shards in the same order only. Seen to fail: of counted shards, nothing but the
+    counts was compared."""
 
     PATHS = tuple(f"/data/{name}" for name in ("a.txt", "b.txt", "c.txt"))
 
@@ -155,7 +159,8 @@ class TestNames:
             dataset,
             stream,
             lambda self, paths: Mix(
-                {"a": penstock.Cached(Subset(self.dataset(paths), range(5))), "b": self.dataset(paths)}, {"a": 1, "b": 1}
+                {"a": penstock.Cached(Subset(self.dataset(paths), range(5))), "b": self.dataset(paths)},
+                {"a": 1, "b": 1},
             ),
             lambda self, paths: Mix({"a": self.stream(paths)}, {"a": 1}, epoch_size=9),
         ],
@@ -170,15 +175,20 @@ class TestNames:
         else:
             with pytest.raises(
                 StateMismatch,
-                match=r"under other settings: shard_names was '\w+' and is '\w+' \(checksums of the names of the shards, in their order\)\. Load",
+                match=(
+                    r"under other settings: shard_names was '\w+' and is '\w+' \(checksums of the names of the shards, "
+                    r"in their order\)\. Load"
+                ),
             ):
                 loader.load_state_dict(state)
 
     def test_are_told_apart_by_their_folders_where_they_are_the_same(self):
-        """As the parts of a table are: ``date=1/0.parquet``, ``date=2/0.parquet``. Seen to fail: of a stream, only the last part of each path was compared."""
+        """As the parts of a table are: ``date=1/0.parquet``, ``date=2/0.parquet``. Seen to fail: of a stream, only the
+        last part of each path was compared."""
         for kind in (self.dataset, self.stream):
             first, other, moved = (
-                kind([f"{root}/{day}/0.parquet" for day in days]) for root, days in [("a", "12"), ("a", "21"), ("/b/c", "12")]
+                kind([f"{root}/{day}/0.parquet" for day in days])
+                for root, days in [("a", "12"), ("a", "21"), ("/b/c", "12")]
             )
             assert first.shard_names == moved.shard_names != other.shard_names
 
@@ -201,11 +211,14 @@ class TestNames:
             loader.load_state_dict({"penstock": json.dumps(state)})
 
     def test_of_files_that_a_format_lists(self, tmp_path):
-        """Files of tokens, and pieces of files. A pattern is sorted, so it is the same wherever the files were listed."""
+        """Files of tokens, and pieces of files. A pattern is sorted, so it is the same wherever the files were
+        listed."""
         files = [str(tmp_path / f"{number}.bin") for number in range(3)]
         for file in files:
             np.arange(8, dtype=np.uint16).tofile(file)
-        listed, other, pattern = (penstock.formats.tokens(paths, 4) for paths in (files, files[::-1], str(tmp_path / "*.bin")))
+        listed, other, pattern = (
+            penstock.formats.tokens(paths, 4) for paths in (files, files[::-1], str(tmp_path / "*.bin"))
+        )
         assert listed.shard_names == pattern.shard_names != other.shard_names
         for paths in (files, files[::-1]):
             pieces = Pieces(paths, [Stamp(1, 1)] * 3, [1, 1, 1])
@@ -304,7 +317,10 @@ class TestErrors:
                     yield k
 
         count = Damaged(1000)
-        with Loader.from_dataset(Shards(1, count, counts=[1000]), batch_size=20, on_error="skip") as loader, warnings.catch_warnings():
+        with (
+            Loader.from_dataset(Shards(1, count, counts=[1000]), batch_size=20, on_error="skip") as loader,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             with pytest.raises(penstock.PenstockError) as caught:
                 list(loader)
@@ -334,7 +350,8 @@ class TestOpenFiles:
 
     @kinds
     def test_are_not_used_after_a_fork(self, tmp_path, kind):
-        """Two processes that read on in one open file take records from each other. Seen red without the check of the pid."""
+        """Two processes that read on in one open file take records from each other. Seen red without the check of the
+        pid."""
         path = tmp_path / "x.txt"
         path.write_text("".join(f"{k}\n" for k in range(20_000)))  # more than is buffered
         dataset = shards([str(path)], kind, counts=[20_000])
@@ -396,14 +413,18 @@ def test_threads_wait_for_each_other_only_at_one_shard():
     [("forward", 0, 2, 1), ("forward", 1, 2, 0), ("forward", 0, 1, 0), ("indexed", 0, 2, 0), ("seeking", 0, 2, 0)],
 )
 def test_worker_processes_that_all_read_every_shard_say_so(files, kind, worker, workers, said, caplog, monkeypatch):
-    """Once, and only one of them. Seen to fail: not said at all; said by each; said where records are read by position."""
+    """Once, and only one of them. Seen to fail: not said at all; said by each; said where records are read by
+    position."""
     monkeypatch.setattr("penstock._errors.first_time.said", set())
     dataset = shards(files, kind)
     with seen_as(LaneInfo(worker, workers, 0, None)):
         assert [dataset[0], dataset[87]] == [0, 87]
     dataset.close()
     assert len(caplog.messages) == said
-    assert all("each of the 2 worker processes reads all shards" in message and "penstock index" in message for message in caplog.messages)
+    assert all(
+        "each of the 2 worker processes reads all shards" in message and "penstock index" in message
+        for message in caplog.messages
+    )
 
 
 @pytest.mark.parametrize(
@@ -416,7 +437,11 @@ def test_worker_processes_that_all_read_every_shard_say_so(files, kind, worker, 
             r"steps=Filter\(.*\) is a single step, but must be a list of steps",
         ),  # type: ignore[arg-type]
         (lambda: Shards(["a"], "r", counts=[1]), TypeError, "open must be a function"),
-        (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=; or .*python -m penstock index.*epoch_size="),
+        (
+            lambda: Shards(["a"], list, counts=None),
+            ValueError,
+            "counts=None.*counts=; or .*python -m penstock index.*epoch_size=",
+        ),
         (lambda: Shards(["a", "b"], list, counts=[1]), ValueError, "got 1 counts for 2 shards"),
         (lambda: Shards(-1, list, counts=[]), ValueError, "shards=-1 must be a whole number"),
         (lambda: Shards(1, list, counts=[-3]), ValueError, r"counts\[0\] is -3"),

@@ -1,4 +1,5 @@
-"""Marks: states of a dataset that is read in lanes. They save time, and whatever they hold, the sequence is the same."""
+"""Marks: states of a dataset that is read in lanes. They save time, and whatever they hold, the sequence is the
+same."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def endless(data, folder, **words):
 
 
 def in_epochs(data, folder, **words):
-    return Loader.from_dataset(data, **{"batch_size": None, "collate_fn": tuple, "seed": 3, "lanes": LANES, "bookmarks": folder, **words})
+    return Loader.from_dataset(
+        data, **{"batch_size": None, "collate_fn": tuple, "seed": 3, "lanes": LANES, "bookmarks": folder, **words}
+    )
 
 
 def resumed(build, at, after):
@@ -99,7 +102,10 @@ def test_items_of_a_class_are_known_by_their_content(tmp_path, said, way):
 
 @pytest.mark.parametrize(
     ("workers", "way", "kind"),
-    mostly_soak(product([0, 2], [endless, in_epochs], KINDS), [*zip([0, 0, 0, 0, 2, 2], [endless, in_epochs] * 3, KINDS * 2, strict=True)]),
+    mostly_soak(
+        product([0, 2], [endless, in_epochs], KINDS),
+        [*zip([0, 0, 0, 0, 2, 2], [endless, in_epochs] * 3, KINDS * 2, strict=True)],
+    ),
 )
 def test_a_resume_reads_few_items_again(tmp_path, said, kind, way, workers):
     """Seen to fail with marks that are never used."""
@@ -113,10 +119,16 @@ def test_a_resume_reads_few_items_again(tmp_path, said, kind, way, workers):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "first", "every"),
-    [(Saved, 1, 3), (Restarting, 2, 3), (OwnIterator, 3, 3), *(pytest.param(kind, 1, 1, marks=pytest.mark.soak) for kind in KINDS)],
+    [
+        (Saved, 1, 3),
+        (Restarting, 2, 3),
+        (OwnIterator, 3, 3),
+        *(pytest.param(kind, 1, 1, marks=pytest.mark.soak) for kind in KINDS),
+    ],
 )
 def test_a_resume_at_every_item(tmp_path, said, kind, first, every):
-    """Seen to fail: a share that began behind its first items compared its next ones with those of the trial, and said that they were others."""
+    """Seen to fail: a share that began behind its first items compared its next ones with those of the trial, and said
+    that they were others."""
     lengths = [9, 6]
     whole = list(islice(stream(lengths, LANES), 40))
     for at in range(first, 34, every):
@@ -213,7 +225,8 @@ LIARS = [Shuffled, OffByOne, OffByOneOverEqualItems, Packs, Raises, Large, Objec
     ),
 )
 def test_one_that_lies_is_read_again_and_said_once(tmp_path, said, kind, way, workers):
-    """Seen to fail with states that are used as they are, and with a warning in each process. Equal items prove nothing: they were a mark once."""
+    """Seen to fail with states that are used as they are, and with a warning in each process. Equal items prove
+    nothing: they were a mark once."""
     with way(kind(LENGTHS), tmp_path / "none") as loader:
         whole = list(islice(loader, 130))
     before = len(said())
@@ -287,7 +300,8 @@ def test_draws_are_the_same_after_a_state(tmp_path, said, kind, at):
 
 
 def test_whatever_becomes_of_the_marks(tmp_path_factory):
-    """Lines deleted, damaged, swapped between workers, or of another seed. Seen to fail with a line that is believed without its checksum."""
+    """Lines deleted, damaged, swapped between workers, or of another seed. Seen to fail with a line that is believed
+    without its checksum."""
     folder = tmp_path_factory.mktemp("marks")
     for seed in (4, 3):
         with endless(Saved(LENGTHS), folder / str(seed), seed=seed) as loader:
@@ -307,7 +321,9 @@ def test_whatever_becomes_of_the_marks(tmp_path_factory):
             swapped = next(those for its, those in kept.items() if its != name)
             made = []
             for k, line in enumerate(lines):
-                what = data.draw(st.sampled_from(["kept", "deleted", "damaged", "short", "swapped", "other seed", "noise"]))
+                what = data.draw(
+                    st.sampled_from(["kept", "deleted", "damaged", "short", "swapped", "other seed", "noise"])
+                )
                 damaged = line.replace('"at', '"ax') if k % 2 else line[:30] + chr(ord(line[30]) ^ 1) + line[31:]
                 turned = {
                     "kept": line,
@@ -403,7 +419,8 @@ class OtherLength(Saved):
 
 
 def test_a_share_that_changes_its_length_is_said(tmp_path):
-    """If its length was relied on, to skip it: what comes later would be other data. Seen to fail with counts that are not kept."""
+    """If its length was relied on, to skip it: what comes later would be other data. Seen to fail with counts that are
+    not kept."""
 
     def build():
         return endless(OtherLength([20, 20], tmp_path / "read"), tmp_path / "marks")

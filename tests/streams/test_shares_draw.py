@@ -76,7 +76,9 @@ def drawn(item: int) -> tuple[int, float]:
         lambda: penstock.Loader.from_dataset(
             penstock.Stream(4, range, lanes=2, epoch_size=20, steps=[noted], bookmarks=False), batch_size=None
         ),
-        lambda: penstock.Loader.from_dataset(penstock.Stream(Noisy(), lanes=2, epoch_size=16, steps=[noted]), batch_size=None),
+        lambda: penstock.Loader.from_dataset(
+            penstock.Stream(Noisy(), lanes=2, epoch_size=16, steps=[noted]), batch_size=None
+        ),
         lambda: in_lanes(transform=drawn),
     ],
     ids=["files", "streamed", "in lanes"],
@@ -84,7 +86,8 @@ def drawn(item: int) -> tuple[int, float]:
 def test_the_generator_of_a_record_is_no_generator_of_the_dataset(
     build: Callable[[], penstock.Loader], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Seen to fail: those of the records that the lanes were at were found, and a warning said that they were seeded too late."""
+    """Seen to fail: those of the records that the lanes were at were found, and a warning said that they were seeded
+    too late."""
     with caplog.at_level(logging.WARNING, "penstock"), build() as loader:
         draws = [draw for _, draw in loader]
     assert caplog.messages == []

@@ -111,7 +111,9 @@ def test_a_filter_does_not_change_the_order_of_the_rest(n, window, kept) -> None
     filtered = list(run(range(n), Filter(kept.__contains__), Shuffle(window)))
     assert filtered == [record for record in everything if record in kept]
     doubled = list(run(range(n), twice, Shuffle(window)))
-    assert list(run(range(n), twice, Filter(lambda x: x in kept), Shuffle(window))) == [record for record in doubled if record in kept]
+    assert list(run(range(n), twice, Filter(lambda x: x in kept), Shuffle(window))) == [
+        record for record in doubled if record in kept
+    ]
 
 
 @pytest.mark.parametrize("step", [Shuffle(50), drawn], ids=["order", "draws"])
@@ -149,7 +151,8 @@ def members(row):
     oversize=st.sampled_from(["split", "truncate"]),
 )
 def test_pack_lays_out_every_sequence_once(lengths, capacity, window, oversize) -> None:
-    """Seen to fail: the rest of a split sequence left out; what waits alone left out; positions that go on from one sequence to the next."""
+    """Seen to fail: the rest of a split sequence left out; what waits alone left out; positions that go on from one
+    sequence to the next."""
     rows = list(run(sequences(lengths), Pack(capacity, pad=-1, oversize=oversize, window=window)))
     found = {}
     for row in rows:
@@ -157,13 +160,21 @@ def test_pack_lays_out_every_sequence_once(lengths, capacity, window, oversize) 
         assert [int(part[0]) for part in parts] == sorted(int(part[0]) for part in parts)
         used = sum(map(len, parts))
         assert 0 < used <= capacity
-        assert row["position_ids"].tolist() == [place for part in parts for place in range(len(part))] + [0] * (capacity - used)
-        assert row["segment_ids"].tolist() == [n for n, part in enumerate(parts, 1) for _ in part] + [0] * (capacity - used)
+        assert row["position_ids"].tolist() == [place for part in parts for place in range(len(part))] + [0] * (
+            capacity - used
+        )
+        assert row["segment_ids"].tolist() == [n for n, part in enumerate(parts, 1) for _ in part] + [0] * (
+            capacity - used
+        )
         assert (row["tokens"][used:] == -1).all()
         for part in parts:
             assert (part == part[0]).all()
             found.setdefault(int(part[0]) - 1, []).append(len(part))
-    kept = {number: length if oversize == "split" else min(length, capacity) for number, length in enumerate(lengths) if length}
+    kept = {
+        number: length if oversize == "split" else min(length, capacity)
+        for number, length in enumerate(lengths)
+        if length
+    }
     assert {number: sum(parts) for number, parts in found.items()} == kept
     assert all(max(parts) <= capacity and len(parts) == -(-sum(parts) // capacity) for parts in found.values())
 
@@ -171,9 +182,13 @@ def test_pack_lays_out_every_sequence_once(lengths, capacity, window, oversize) 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(0, 60), max_size=80), capacity=st.integers(1, 40), window=st.integers(1, 20))
 def test_pack_crops_to_full_rows(lengths, capacity, window) -> None:
-    """Only the last of a row is cut, and its beginning stays. Seen to fail: the end of the shortest kept; a last row with padding; the rest packed again; what is cut counted as waiting."""
+    """Only the last of a row is cut, and its beginning stays. Seen to fail: the end of the shortest kept; a last row
+    with padding; the rest packed again; what is cut counted as waiting."""
     rows = list(
-        run([100 * number + np.arange(length) for number, length in enumerate(lengths)], Pack(capacity, pad=-1, crop=True, window=window))
+        run(
+            [100 * number + np.arange(length) for number, length in enumerate(lengths)],
+            Pack(capacity, pad=-1, crop=True, window=window),
+        )
     )
     found = {}
     for row in rows:
@@ -205,7 +220,8 @@ LENGTHS = {
 
 @pytest.mark.parametrize("kind", LENGTHS)
 def test_rows_are_full(kind) -> None:
-    """Seen to fail: pairs taken wherever they fit a little better (they eat the small ones); the end packed oldest first."""
+    """Seen to fail: pairs taken wherever they fit a little better (they eat the small ones); the end packed oldest
+    first."""
     lengths = np.maximum(1, LENGTHS[kind](np.random.default_rng(0))).astype(int)
     rows = sum(1 for _ in run(sequences(lengths, np.uint16), Pack(2048)))
     assert lengths.sum() / (rows * 2048) >= (0.994 if kind == "long" else 0.995)
@@ -217,10 +233,14 @@ def test_rows_within_a_budget_are_full(most, least) -> None:
     rng = np.random.default_rng(0)
     records = list(
         zip(
-            np.maximum(1, rng.lognormal(5.0, 1.0, 2000)).astype(int).clip(max=2048).tolist(), rng.integers(0, 4, 2000).tolist(), strict=True
+            np.maximum(1, rng.lognormal(5.0, 1.0, 2000)).astype(int).clip(max=2048).tolist(),
+            rng.integers(0, 4, 2000).tolist(),
+            strict=True,
         )
     )
-    rows = list(run(records, Pack(2048, length=operator.itemgetter(0), also={"pictures": (operator.itemgetter(1), most)})))
+    rows = list(
+        run(records, Pack(2048, length=operator.itemgetter(0), also={"pictures": (operator.itemgetter(1), most)}))
+    )
     assert sorted(record for row in rows for record in row) == sorted(records)
     totals = np.array([np.sum(row, axis=0) for row in rows])
     assert (totals <= [2048, most]).all()
@@ -264,13 +284,19 @@ def test_behind_a_pack_the_record_is_its_first_one() -> None:
         for row in rows:
             yield int(row["tokens"][0]) - 1, penstock.sample().index
 
-    assert all(first == index for first, index in run(sequences([5, 9, 3, 7, 4, 8, 2, 6]), Pack(12, window=3), numbered))
+    assert all(
+        first == index for first, index in run(sequences([5, 9, 3, 7, 4, 8, 2, 6]), Pack(12, window=3), numbered)
+    )
 
 
 @pytest.mark.parametrize(
     ("records", "step", "message"),
     [
-        ([[1], "text"], Pack(4), "the field 'tokens' of a sequence to pack must be an array, .*not 'text'.* at record 1 of"),
+        (
+            [[1], "text"],
+            Pack(4),
+            "the field 'tokens' of a sequence to pack must be an array, .*not 'text'.* at record 1 of",
+        ),
         ([3], Pack(4), "not 3.*need length="),
         ([[1], {"a": [1]}], Pack(4), r"fields \['a'\], but those before it in the shard have \['tokens'\]"),
         ([{"a": [1, 2], "b": [1]}], Pack(4), "must have the same length, but they have: 'a' 2, 'b' 1"),
@@ -314,7 +340,9 @@ def told(records):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_knows_the_shard_and_the_pass_of_its_record(workers) -> None:
     """Seen to fail: the number of the shard in place of what the user gave."""
-    shards = penstock.Stream([100, 200], open=five_from, steps=[told, Shuffle(3), Filter(bool)], epoch_size=20, lanes=2, bookmarks=False)
+    shards = penstock.Stream(
+        [100, 200], open=five_from, steps=[told, Shuffle(3), Filter(bool)], epoch_size=20, lanes=2, bookmarks=False
+    )
     with penstock.Loader.from_dataset(shards, batch_size=20, num_workers=workers) as loader:
         records, given, numbers, passes = (column.tolist() for column in next(iter(loader)))
     assert given == [record // 100 * 100 for record in records]
@@ -324,7 +352,8 @@ def test_a_step_knows_the_shard_and_the_pass_of_its_record(workers) -> None:
 
 
 def test_a_record_goes_on_drawing_where_it_stopped() -> None:
-    """A filter that drew must not decide what the steps after it draw. Seen to fail: a sample made anew behind the shuffle."""
+    """A filter that drew must not decide what the steps after it draw. Seen to fail: a sample made anew behind the
+    shuffle."""
     both = {}
 
     def first(records):
@@ -342,7 +371,8 @@ def test_a_record_goes_on_drawing_where_it_stopped() -> None:
 
 
 def test_a_step_that_is_resumed_is_at_its_own_record() -> None:
-    """Seen to fail: without the tag put back, the second half of a record drew for whichever record the shuffle had given last."""
+    """Seen to fail: without the tag put back, the second half of a record drew for whichever record the shuffle had
+    given last."""
 
     def halves(records):
         for record in records:
@@ -369,13 +399,16 @@ def test_a_step_that_is_resumed_is_at_its_own_record() -> None:
     ],
 )
 def test_dependence_on_the_pass_is_seen(chain, depends) -> None:
-    outputs = run([np.array([record]) for record in range(9)] if any(type(step) is Pack for step in chain) else range(9), *chain)
+    outputs = run(
+        [np.array([record]) for record in range(9)] if any(type(step) is Pack for step in chain) else range(9), *chain
+    )
     list(outputs)
     assert outputs.depends_on_pass is depends
 
 
 def test_what_was_cut_short_may_depend_on_the_pass() -> None:
-    """How many outputs come before a bad record is up to the shuffle. Seen to fail: a shard skipped in one pass taken for as short in all of them."""
+    """How many outputs come before a bad record is up to the shuffle. Seen to fail: a shard skipped in one pass taken
+    for as short in all of them."""
     counts = set()
     for pass_ in range(5):
         outputs = run(["1", "2", "3", "4", "x"], lambda records: map(int, records), Shuffle(4), pass_=pass_)
@@ -393,10 +426,14 @@ DRAWS = [random.random, np.random.random, lambda: torch.rand(1)]
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_step_must_not_draw_from_the_global_generators(draw) -> None:
-    """They belong to the process: a resumed run would draw others. Seen to fail: no look at the generators; a warning, and the run goes on."""
-    np.random.seed(0)  # with a normal deviate in store, as other tests may leave it, NumPy's generator cannot be looked at
+    """They belong to the process: a resumed run would draw others. Seen to fail: no look at the generators; a warning,
+    and the run goes on."""
+    # with a normal deviate in store, as other tests may leave it, NumPy's generator cannot be looked at
+    np.random.seed(0)
     for step in (Filter(lambda record: draw() < 2), lambda records: (record + draw() for record in records)):
-        with pytest.raises(GraphError, match=r"the steps over shard 3 drew from the global random numbers.*penstock\.sample\(\)\.rng"):
+        with pytest.raises(
+            GraphError, match=r"the steps over shard 3 drew from the global random numbers.*penstock\.sample\(\)\.rng"
+        ):
             list(run(range(3), step))
 
 
@@ -416,7 +453,9 @@ def test_what_reads_may_draw_from_the_global_generators(draw, caplog, monkeypatc
 
 def test_no_shard_is_skipped_because_a_step_draws() -> None:
     """Seen to fail: all shards left out, one after another."""
-    data = penstock.Stream(4, range, epoch_size=8, steps=[Filter(lambda record: random.random() < 2)], bookmarks=False, on_error="skip")
+    data = penstock.Stream(
+        4, range, epoch_size=8, steps=[Filter(lambda record: random.random() < 2)], bookmarks=False, on_error="skip"
+    )
     data.order(shuffle=False, seed=0).take()
     with pytest.raises(GraphError, match="drew from the global random numbers"):
         data[1]
@@ -440,7 +479,8 @@ def test_an_error_names_the_record() -> None:
 
 
 def test_a_run_that_failed_does_not_look_like_one_that_ended() -> None:
-    """Seen to fail: Python's generators are at their end after an error, so the shard would have been taken for a short one."""
+    """Seen to fail: Python's generators are at their end after an error, so the shard would have been taken for a short
+    one."""
     outputs = run([1, 0, 2], lambda records: (1 / record for record in records))
     assert next(outputs) == 1
     with pytest.raises(ZeroDivisionError):
@@ -496,8 +536,16 @@ def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
     ("make", "error", "message"),
     [
         (lambda: step_settings([twice, 5]), TypeError, r"steps\[1\] is 5"),
-        (lambda: step_settings([Filter(is_odd, version={1, 2})]), TypeError, r"version of steps\[0\], Filter, must be JSON"),
-        (lambda: list(run(range(5), nothing)), TypeError, r"steps\[0\], nothing, returned None, but must return an iterator"),
+        (
+            lambda: step_settings([Filter(is_odd, version={1, 2})]),
+            TypeError,
+            r"version of steps\[0\], Filter, must be JSON",
+        ),
+        (
+            lambda: list(run(range(5), nothing)),
+            TypeError,
+            r"steps\[0\], nothing, returned None, but must return an iterator",
+        ),
         (lambda: list(run(range(5), Itself())), TypeError, r"steps\[0\], Itself, returned itself as the iterator"),
         (lambda: list(Shuffle(8)(iter(range(5)))), RuntimeError, "Pass it in steps="),
         (lambda: Filter(3), TypeError, "predicate must be a function"),
@@ -507,12 +555,17 @@ def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
         (lambda: Pack(4, pad="x"), ValueError, "pad='x'"),
         (lambda: Pack(4, oversize="cut"), ValueError, "oversize='cut' must be"),
         (lambda: Pack(4, length=int, oversize="split"), ValueError, "with length= records stay whole"),
-        (lambda: Pack(4, length=int, crop=True), ValueError, "crop=True, oversize=None cut sequences, but with length= records stay whole"),
+        (
+            lambda: Pack(4, length=int, crop=True),
+            ValueError,
+            "crop=True, oversize=None cut sequences, but with length= records stay whole",
+        ),
         (lambda: Pack(4, length=3), TypeError, "length must be a function"),
     ],
 )
 def test_what_is_no_step_is_refused(make, error, message) -> None:
-    """Seen to fail: of a step that is its own iterator, the records of one shard came in another's place, without a word."""
+    """Seen to fail: of a step that is its own iterator, the records of one shard came in another's place, without a
+    word."""
     with pytest.raises(error, match=message):
         make()
 
@@ -612,7 +665,14 @@ def holding(rows=256, **values):
     def step(records, k):
         return records
 
-    return [Rows(), Filter(Rows()), functools.partial(step, k=rows), closure, lambda records: records if rows else None, Rows().__call__]
+    return [
+        Rows(),
+        Filter(Rows()),
+        functools.partial(step, k=rows),
+        closure,
+        lambda records: records if rows else None,
+        Rows().__call__,
+    ]
 
 
 def test_the_values_that_a_step_holds_are_its_identity(caplog) -> None:
@@ -630,7 +690,12 @@ def test_the_values_that_a_step_holds_are_its_identity(caplog) -> None:
 def test_a_value_that_is_not_plain_is_left_out_and_named_once(caplog) -> None:
     class Tokenize:
         def __init__(self):
-            self.tokenizer, self.length, self.words, self.field = re.finditer("a", "b"), 7, list(range(10**4)), operator.itemgetter("text")
+            self.tokenizer, self.length, self.words, self.field = (
+                re.finditer("a", "b"),
+                7,
+                list(range(10**4)),
+                operator.itemgetter("text"),
+            )
             self.encode = self.tokenizer.__next__
             self.parser = configparser.ConfigParser().get
 
@@ -645,9 +710,9 @@ def test_a_value_that_is_not_plain_is_left_out_and_named_once(caplog) -> None:
     assert len(json.dumps(found[0])) < 500, "a long value is a checksum"
     [record] = caplog.records
     assert (
-        f"steps[1], {name}, holds tokenizer (callable_iterator), encode (method-wrapper), parser.self (ConfigParser), which a saved state cannot compare"
-        in record.message
-    )
+        f"steps[1], {name}, holds tokenizer (callable_iterator), encode (method-wrapper), parser.self (ConfigParser), "
+        f"which a saved state cannot compare"
+    ) in record.message
     assert "settings()" in record.message
 
 
@@ -712,14 +777,14 @@ if __name__ == "__main__":
         process = multiprocessing.get_context(method).Process(target=told)
         process.start()
         process.join(120)
-"""
+"""  # noqa: E501
 FILLED = {
-    "limit": 3, "size": 5, "factor": 2, "base": 0, "weights": 2, "method": ".upper", "cached": 1, "default": 1, "word": "w", "cell": 1, "partial": 4,
-    "pattern": "a+", "member": "'m'", "length": "len(r)", "quiet": 1,
+    "limit": 3, "size": 5, "factor": 2, "base": 0, "weights": 2, "method": ".upper", "cached": 1, "default": 1,
+    "word": "w", "cell": 1, "partial": 4, "pattern": "a+", "member": "'m'", "length": "len(r)", "quiet": 1,
 }  # fmt: skip
 OTHERWISE = {
-    "limit": 4, "size": 6, "factor": 3, "base": 1, "weights": 3, "method": ".lower", "cached": 2, "default": 2, "word": "v", "cell": 2, "partial": 5,
-    "pattern": "b+", "member": "'n'", "length": "len(r) + 1", "quiet": 2,
+    "limit": 4, "size": 6, "factor": 3, "base": 1, "weights": 3, "method": ".lower", "cached": 2, "default": 2,
+    "word": "v", "cell": 2, "partial": 5, "pattern": "b+", "member": "'n'", "length": "len(r) + 1", "quiet": 2,
 }  # fmt: skip
 
 
@@ -753,14 +818,19 @@ def test_the_code_hash_sees_what_may_change_the_outputs(code_hash_of) -> None:
     assert code_hash_of(SOURCE.format_map(FILLED)) == hashes[0]
 
 
-@pytest.mark.parametrize("methods", [["fork"], pytest.param(["fork", "spawn", "forkserver"], marks=pytest.mark.soak)], ids=len)
+@pytest.mark.parametrize(
+    "methods", [["fork"], pytest.param(["fork", "spawn", "forkserver"], marks=pytest.mark.soak)], ids=len
+)
 def test_hash_and_values_are_the_same_in_every_process(code_hash_of, tmp_path, methods) -> None:
-    """As a script and as a module, in children of every start method, whatever the hash seed. Seen to fail: sets in their own order; the module's name in it."""
+    """As a script and as a module, in children of every start method, whatever the hash seed. Seen to fail: sets in
+    their own order; the module's name in it."""
     (tmp_path / "helpers.py").write_text("def odd(record):\n    return record + 1\n")
     script = tmp_path / "made.py"
     script.write_text(SOURCE.format_map(FILLED))
     module = code_hash_of(SOURCE.format_map(FILLED), whole=True)
     here = json.dumps([code_hash_of(SOURCE.format_map(FILLED)), step_values(module.steps), step_values(module.held)])
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    ran = subprocess.run([sys.executable, script, *methods], env=environment, check=True, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, script, *methods], env=environment, check=True, capture_output=True, text=True, timeout=600
+    )
     assert ran.stdout.splitlines() == [here] * (1 + len(methods))

@@ -28,8 +28,9 @@ from penstock.formats._tar import sample_offsets
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 NAMES = [
-    "a/001.jpg", "a/001.CLS", "a/001.seg.png", "a.b/002.txt", "a.b/002.json", "003", "__meta__", "__skip__/x.txt", "x/__not__.txt", "dir/.hidden",
-    "d.d/.hidden", ".dot", ".x.y", "004.txt", "004.", "005.a", "006.a", "005.a", "ü/ö.txt", "n" * 120 + ".txt", "deep/" * 40 + "007.txt", "008.x", "008.y",
+    "a/001.jpg", "a/001.CLS", "a/001.seg.png", "a.b/002.txt", "a.b/002.json", "003", "__meta__", "__skip__/x.txt",
+    "x/__not__.txt", "dir/.hidden", "d.d/.hidden", ".dot", ".x.y", "004.txt", "004.", "005.a", "006.a", "005.a",
+    "ü/ö.txt", "n" * 120 + ".txt", "deep/" * 40 + "007.txt", "008.x", "008.y",
 ]  # fmt: skip
 
 
@@ -49,12 +50,15 @@ def index(*paths):
 
 
 def theirs(*paths):
-    """Its own reader leaves files open, so it is given open ones. The samples come without what tells where they are from."""
+    """Its own reader leaves files open, so it is given open ones. The samples come without what tells where they are
+    from."""
     samples = []
     for path in paths:
         with open(path, "rb") as file:
             members = ({**member, "__url__": ""} for member in tar_file_iterator(file))
-            samples += [{key: value for key, value in sample.items() if key != "__url__"} for sample in group_by_keys(members)]
+            samples += [
+                {key: value for key, value in sample.items() if key != "__url__"} for sample in group_by_keys(members)
+            ]
     return samples
 
 
@@ -80,7 +84,9 @@ def long_name(size):
 
 
 class TestAsWebdataset:
-    @pytest.mark.parametrize(("form", "suffix"), [*product(FORMS, ["", ".gz"]), ("pax", ".zst"), ("pax", ".xz"), ("pax", ".bz2")])
+    @pytest.mark.parametrize(
+        ("form", "suffix"), [*product(FORMS, ["", ".gz"]), ("pax", ".zst"), ("pax", ".xz"), ("pax", ".bz2")]
+    )
     def test_reads(self, tmp_path, form, suffix):
         plain = write(tmp_path / "x.tar", form=FORMS[form])
         path = tmp_path / f"y.tar{suffix}"
@@ -93,11 +99,15 @@ class TestAsWebdataset:
 
     @settings(max_examples=60, deadline=None)
     @given(
-        names=st.lists(st.text(st.sampled_from("ab./_ü"), min_size=1, max_size=8).filter(lambda name: name.strip("/.")), max_size=12),
+        names=st.lists(
+            st.text(st.sampled_from("ab./_ü"), min_size=1, max_size=8).filter(lambda name: name.strip("/.")),
+            max_size=12,
+        ),
         form=st.sampled_from(sorted(FORMS)),
     )
     def test_names_any_file(self, tmp_path_factory, names, form):
-        """Both refuse a sample with two files of one name. We also refuse one that comes again with other files, which would be two halves."""
+        """Both refuse a sample with two files of one name. We also refuse one that comes again with other files, which
+        would be two halves."""
         path = tmp_path_factory.mktemp("x") / "x.tar"
         write(path, names, FORMS[form])
         try:
@@ -116,23 +126,29 @@ class TestAsWebdataset:
 
     @pytest.mark.parametrize("suffix", ["", ".gz"])
     def test_files_of_a_sample_that_are_not_neighbours_are_refused(self, tmp_path, suffix, capsys):
-        """All pictures, then all labels, as two runs of tar append them. Seen to fail: each sample became two halves, without a word."""
+        """All pictures, then all labels, as two runs of tar append them. Seen to fail: each sample became two halves,
+        without a word."""
         path = tmp_path / f"x.tar{suffix}"
         write(tmp_path / "x.tar", [f"{k}.{end}" for end in ("jpg", "json") for k in range(4)], tarfile.USTAR_FORMAT)
         if suffix:
             path.write_bytes(PACK[suffix]((tmp_path / "x.tar").read_bytes()))
         assert main(["index", str(path)]) == 1
         assert (
-            f"the files of the sample '0' are not next to each other in {path}: .jpg came before, and .json only" in capsys.readouterr().err
+            f"the files of the sample '0' are not next to each other in {path}: .jpg came before, and .json only"
+            in capsys.readouterr().err
         )
-        stream = Loader.from_dataset(tar(path, epoch_size=8, lanes=1, bookmarks=tmp_path / "b"), batch_size=1, collate_fn=list)
+        stream = Loader.from_dataset(
+            tar(path, epoch_size=8, lanes=1, bookmarks=tmp_path / "b"), batch_size=1, collate_fn=list
+        )
         with stream, pytest.raises(ValueError, match="are not next to each other"):
             iterator = iter(stream)
             for _ in range(4):
                 next(iterator)
             state = stream.state_dict()
             next(iterator)
-        again = Loader.from_dataset(tar(path, epoch_size=8, lanes=1, bookmarks=tmp_path / "b"), batch_size=1, collate_fn=list)
+        again = Loader.from_dataset(
+            tar(path, epoch_size=8, lanes=1, bookmarks=tmp_path / "b"), batch_size=1, collate_fn=list
+        )
         again.load_state_dict(state)
         with again, pytest.raises(ValueError, match="are not next to each other"):
             next(iter(again))
@@ -160,7 +176,15 @@ class TestAsWebdataset:
     def test_leaves_out_what_is_no_file(self, tmp_path):
         path = tmp_path / "x.tar"
         with tarfile.open(path, "w") as archive:
-            for name, kind in (("1.a", b"0"), ("d.d", b"5"), ("1.b", b"2"), ("1.c", b"1"), ("2.a", b"7"), ("f.f", b"6"), ("3.a", b"0")):
+            for name, kind in (
+                ("1.a", b"0"),
+                ("d.d", b"5"),
+                ("1.b", b"2"),
+                ("1.c", b"1"),
+                ("2.a", b"7"),
+                ("f.f", b"6"),
+                ("3.a", b"0"),
+            ):
                 member = tarfile.TarInfo(name)
                 member.type, member.linkname = kind, "1.a"
                 if kind in b"07":
@@ -200,7 +224,8 @@ def test_a_large_file_is_measured_in_binary(tmp_path):
 
 
 class TestDamaged:
-    """Each error names the file and the place. Seen red for a file that is cut between two members without the check of its end."""
+    """Each error names the file and the place. Seen red for a file that is cut between two members without the check of
+    its end."""
 
     @pytest.mark.parametrize("length", [0, 100, 512, 700, 1024, 1536, 2048, 2500, "between"])
     def test_a_tar_that_is_cut_short(self, tmp_path, length):
@@ -231,10 +256,15 @@ class TestDamaged:
     @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
     @pytest.mark.parametrize("damage", ["flip", "cut"])
     def test_compressed_data_is_checked_to_its_end(self, tmp_path, suffix, damage):
-        """Seen to fail: nobody read behind the mark that ends the tar, where compressed data has its checksum and its end."""
+        """Seen to fail: nobody read behind the mark that ends the tar, where compressed data has its checksum and its
+        end."""
         path = tmp_path / f"x.tar{suffix}"
         content = Path(write(tmp_path / "x.tar", [f"{k}.a" for k in range(20)])).read_bytes() + bytes(2**19)
-        packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(content) if suffix == ".zst" else PACK[suffix](content))
+        packed = bytearray(
+            zstandard.ZstdCompressor(write_checksum=True).compress(content)
+            if suffix == ".zst"
+            else PACK[suffix](content)
+        )
         if damage == "flip":
             packed[len(packed) // 3] ^= 1
         path.write_bytes(packed if damage == "flip" else packed[:-1])
@@ -250,7 +280,10 @@ class TestDamaged:
                 lambda content, second: content[: second + 3] + b"!" + content[second + 4 :],
                 "byte SECOND: there is no valid tar header there.",
             ),
-            (lambda content, second: below_zero(tarfile.TarInfo("1").tobuf()) + content, "byte 0: there is no valid tar header there."),
+            (
+                lambda content, second: below_zero(tarfile.TarInfo("1").tobuf()) + content,
+                "byte 0: there is no valid tar header there.",
+            ),
             (lambda content, second: content * 2, "the end-of-archive marker is there, but more"),
             (
                 lambda content, second: content[:second] + bytes(512) + content[second + 512 :],
@@ -261,7 +294,8 @@ class TestDamaged:
         ids=["no tar", "a damaged header", "a size below zero", "joined", "zeroed", "a long name"],
     )
     def test_what_would_lose_samples_or_take_all_memory(self, tmp_path, damage, why, capsys):
-        """Seen to fail: what follows an end mark was left out; a name of 2 GiB was read; a size below zero led back to the same header, again and again."""
+        """Seen to fail: what follows an end mark was left out; a name of 2 GiB was read; a size below zero led back to
+        the same header, again and again."""
         path = write(tmp_path / "x.tar", ["1.a", "2.a", "3.a"], tarfile.GNU_FORMAT)
         with open(path, "rb") as file:
             second = int(sample_offsets(file, path)[1])
@@ -279,7 +313,9 @@ class TestDamaged:
             file.seek(2**19)
             file.write(b"x")
         for form in ("gnu", "posix"):
-            subprocess.run(["tar", f"--format={form}", "--sparse", "-cf", tmp_path / "x.tar", "-C", tmp_path, "1.bin"], check=True)
+            subprocess.run(
+                ["tar", f"--format={form}", "--sparse", "-cf", tmp_path / "x.tar", "-C", tmp_path, "1.bin"], check=True
+            )
             with open(tmp_path / "x.tar", "rb") as file, pytest.raises(ValueError, match="it contains a sparse file"):
                 sample_offsets(file, "x.tar")
 

@@ -1,4 +1,5 @@
-"""Token files: every sequence equals its slice of the concatenated files, byte for byte, whoever reads it; and what is wrong with a file is said."""
+"""Token files: every sequence equals its slice of the concatenated files, byte for byte, whoever reads it; and what is
+wrong with a file is said."""
 
 from __future__ import annotations
 
@@ -50,14 +51,26 @@ SIZES = {
     pairwise(
         SIZES,
         [0, 1, 9],
-        [("uint16", ".bin"), ("uint16", ".npy"), ("uint8", ".bin"), ("int32", ".npy"), ("uint32", ".tokens"), ("int64", ".bin")],
+        [
+            ("uint16", ".bin"),
+            ("uint16", ".npy"),
+            ("uint8", ".bin"),
+            ("int32", ".npy"),
+            ("uint32", ".tokens"),
+            ("int64", ".bin"),
+        ],
     )[::2],
 )
 def test_each_sequence_is_its_slice_of_the_files(tmp_path, sizes, overlap, form):
-    """One by one, by negative index, and gathered in any order. Seen to fail: `_inspected` with a header of 0 for ``.npy``; `TokenFiles.read` passing over a file."""
+    """One by one, by negative index, and gathered in any order. Seen to fail: `_inspected` with a header of 0 for
+    ``.npy``; `TokenFiles.read` passing over a file."""
     dtype, suffix = form
     paths, expected = write(
-        tmp_path, SIZES[sizes], dtype, suffix, below=200 if dtype == "uint8" else 60_000 if dtype == "uint16" else 100_000
+        tmp_path,
+        SIZES[sizes],
+        dtype,
+        suffix,
+        below=200 if dtype == "uint8" else 60_000 if dtype == "uint16" else 100_000,
     )
     data = tokens(paths, 7, dtype=dtype, overlap=overlap)
     assert len(data) == (len(expected) - overlap) // 7
@@ -108,7 +121,9 @@ def test_documents_that_end_with_a_token(tmp_path, overlap):
     paths, expected = write(tmp_path, [40, 1, 33, 60], below=5)
     data = tokens(paths, 11, end_of_document=3, overlap=overlap)
     with Loader.from_dataset(data, batch_size=4) as loader:
-        rows = [{name: field[k] for name, field in batch.items()} for batch in loader for k in range(len(batch["tokens"]))]
+        rows = [
+            {name: field[k] for name, field in batch.items()} for batch in loader for k in range(len(batch["tokens"]))
+        ]
     assert len(rows) == len(data) == (134 - overlap) // 11
     for index, row in enumerate(rows):
         whole = expected[11 * index : 11 * index + 11 + overlap].tolist()
@@ -121,12 +136,15 @@ def test_documents_that_end_with_a_token(tmp_path, overlap):
 
 
 def test_documents_by_their_starts(tmp_path):
-    """Also empty ones, one at the very end, and none in a sequence. Seen to fail: `_documents` searching from the right (a document that starts with the sequence)."""
+    """Also empty ones, one at the very end, and none in a sequence. Seen to fail: `_documents` searching from the right
+    (a document that starts with the sequence)."""
     paths, expected = write(tmp_path, [40, 1, 33, 60])
     starts = [0, 3, 3, 10, 22, 23, 40, 41, 41, 41, 80, 99, 133, 134]
     data = tokens(paths, 11, documents=starts, overlap=2)
     with Loader.from_dataset(data, batch_size=5) as loader:
-        rows = [{name: field[k] for name, field in batch.items()} for batch in loader for k in range(len(batch["tokens"]))]
+        rows = [
+            {name: field[k] for name, field in batch.items()} for batch in loader for k in range(len(batch["tokens"]))
+        ]
     for index, row in enumerate(rows):
         positions, segments = borders(range(13), {start - 11 * index for start in starts})
         assert row["position_ids"].tolist() == positions
@@ -182,7 +200,8 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_closed_while_it_is_read(tmp_path, monkeypatch):
-    """As another thread may do, which then opens another file under the same number. Seen to fail: `TokenFiles.read` not holding the descriptor that it reads from."""
+    """As another thread may do, which then opens another file under the same number. Seen to fail: `TokenFiles.read`
+    not holding the descriptor that it reads from."""
     paths, expected = write(tmp_path, [50] * 2)
     data, preadv, opened = tokens(paths, 5), os.preadv, []
 
@@ -218,7 +237,10 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
 def test_a_program_that_ends_with_files_open_says_nothing(tmp_path):
     """Seen to fail: `_Descriptor.__del__` reaching for ``os`` when the module is gone."""
     paths, _ = write(tmp_path, [100])
-    script = f"from penstock.formats._tokens import tokens; data = tokens({str(paths[0])!r}, 10); kept = [data]; kept.append(kept); print(len(data[3]['tokens']))"
+    script = (
+        f"from penstock.formats._tokens import tokens; data = tokens({str(paths[0])!r}, 10); kept = [data]; "
+        f"kept.append(kept); print(len(data[3]['tokens']))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=400, check=True)
     assert (done.stdout, done.stderr) == ("10\n", "")
 
@@ -254,13 +276,17 @@ def test_an_error_of_a_batch_names_its_source_in_a_mix(tmp_path):
     paths, _ = write(tmp_path, [100])
     mix = Mix({"code": tokens(paths, 10), "web": tokens(paths, 10)}, {"code": 1, "web": 1})
     os.truncate(paths[0], 20)
-    with Loader.from_dataset(mix, batch_size=4, shuffle=True) as loader, pytest.raises(ValueError, match="is shorter now") as caught:
+    with (
+        Loader.from_dataset(mix, batch_size=4, shuffle=True) as loader,
+        pytest.raises(ValueError, match="is shorter now") as caught,
+    ):
         next(iter(loader))
     assert any(re.search("in the source '(code|web)' of a mix", note) for note in caught.value.__notes__)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path):
-    """It raises in every kind of worker, where a file that is mapped would kill the process. Seen to fail: `TokenFiles.read` without its check."""
+    """It raises in every kind of worker, where a file that is mapped would kill the process. Seen to fail:
+    `TokenFiles.read` without its check."""
     paths, _ = write(tmp_path, [100])
     data = tokens(paths, 10)
     data[9]
@@ -285,34 +311,124 @@ def hundred(path):
 
 
 BAD = {
-    "not whole": (lambda path: path.write_bytes(b"123"), {}, "has 3 bytes of tokens, which is not a multiple of the size of uint16 .*Check dtype"),
-    "empty": (lambda path: path.write_bytes(b""), {}, r"holds 0 tokens of uint16, but one sequence takes 10 \(sequence_length=10, overlap=0\). Reduce sequence_length"),
-    "short": (lambda path: np.arange(10, dtype="uint16").tofile(path), {"overlap": 1}, "holds 10 tokens of uint16, but one sequence takes 11"),
-    "float": (lambda path: path.write_bytes(b"12"), {"dtype": "float32"}, "dtype='float32' is not a little-endian integer type that fits into int64"),
-    "uint64": (lambda path: path.write_bytes(b"12"), {"dtype": "uint64"}, "dtype='uint64' is not a little-endian integer type that fits into int64"),
-    "big-endian dtype": (lambda path: path.write_bytes(b"12"), {"dtype": ">u2"}, r"dtype='>u2' is not a little-endian integer type .* array.astype\('<u2'\)"),
-    "no dtype": (lambda path: path.write_bytes(b"12"), {"dtype": "tokens"}, "dtype='tokens' is not a little-endian integer type"),
-    "other dtype": (lambda path: save(path, np.arange(30, dtype="uint32")), {}, r"holds an array of uint32 of shape \(30,\) instead of a 1-D array of uint16"),
+    "not whole": (
+        lambda path: path.write_bytes(b"123"),
+        {},
+        "has 3 bytes of tokens, which is not a multiple of the size of uint16 .*Check dtype",
+    ),
+    "empty": (
+        lambda path: path.write_bytes(b""),
+        {},
+        (
+            r"holds 0 tokens of uint16, but one sequence takes 10 \(sequence_length=10, overlap=0\). Reduce "
+            r"sequence_length"
+        ),
+    ),
+    "short": (
+        lambda path: np.arange(10, dtype="uint16").tofile(path),
+        {"overlap": 1},
+        "holds 10 tokens of uint16, but one sequence takes 11",
+    ),
+    "float": (
+        lambda path: path.write_bytes(b"12"),
+        {"dtype": "float32"},
+        "dtype='float32' is not a little-endian integer type that fits into int64",
+    ),
+    "uint64": (
+        lambda path: path.write_bytes(b"12"),
+        {"dtype": "uint64"},
+        "dtype='uint64' is not a little-endian integer type that fits into int64",
+    ),
+    "big-endian dtype": (
+        lambda path: path.write_bytes(b"12"),
+        {"dtype": ">u2"},
+        r"dtype='>u2' is not a little-endian integer type .* array.astype\('<u2'\)",
+    ),
+    "no dtype": (
+        lambda path: path.write_bytes(b"12"),
+        {"dtype": "tokens"},
+        "dtype='tokens' is not a little-endian integer type",
+    ),
+    "other dtype": (
+        lambda path: save(path, np.arange(30, dtype="uint32")),
+        {},
+        r"holds an array of uint32 of shape \(30,\) instead of a 1-D array of uint16",
+    ),
     "big-endian": (lambda path: save(path, np.arange(30, dtype=">u2")), {}, "holds an array of >u2 of shape"),
-    "two dimensions": (lambda path: save(path, np.zeros((3, 9), "uint16")), {}, r"of shape \(3, 9\) instead of a 1-D array .* flatten it"),
+    "two dimensions": (
+        lambda path: save(path, np.zeros((3, 9), "uint16")),
+        {},
+        r"of shape \(3, 9\) instead of a 1-D array .* flatten it",
+    ),
     "cut off": (lambda path: cut(path), {}, "has 58 bytes"),
-    "length": (lambda path: path.write_bytes(b"12"), {"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
-    "overlap": (lambda path: path.write_bytes(b"12"), {"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
-    "token": (lambda path: path.write_bytes(b"12"), {"end_of_document": 70_000}, "end_of_document=70000 must be a whole number below 65536. The files hold uint16"),
-    "descending": (hundred, {"documents": [0, 30, 20]}, r"documents must ascend from 0 to 100, .* begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the document starts"),
+    "length": (
+        lambda path: path.write_bytes(b"12"),
+        {"sequence_length": 0},
+        "sequence_length=0 must be a whole number of at least 1",
+    ),
+    "overlap": (
+        lambda path: path.write_bytes(b"12"),
+        {"overlap": -1},
+        "overlap=-1 must be a whole number of at least 0",
+    ),
+    "token": (
+        lambda path: path.write_bytes(b"12"),
+        {"end_of_document": 70_000},
+        "end_of_document=70000 must be a whole number below 65536. The files hold uint16",
+    ),
+    "descending": (
+        hundred,
+        {"documents": [0, 30, 20]},
+        (
+            r"documents must ascend from 0 to 100, .* begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the "
+            r"document starts"
+        ),
+    ),
     "behind the end": (hundred, {"documents": [0, 50, 101]}, "documents must ascend from 0 to 100"),
     "before the start": (hundred, {"documents": [-1, 50]}, "documents must ascend from 0 to 100"),
-    "no integers": (hundred, {"documents": [0.5, 1.5]}, "documents must be a 1-D array of integers, not an array of float64 of shape"),
+    "no integers": (
+        hundred,
+        {"documents": [0.5, 1.5]},
+        "documents must be a 1-D array of integers, not an array of float64 of shape",
+    ),
     "no row": (hundred, {"documents": [[0, 1], [2, 3]]}, r"not an array of int64 of shape \(2, 2\)"),
-    "both": (lambda path: path.write_bytes(b"12"), {"end_of_document": 1, "documents": [0]}, "end_of_document and documents exclude each other"),
-    "another dtype of llm.c": (lambda path: llm_c(path, 100, 20240801, "uint32"), {}, r"has the header of llm.c, by which its tokens take 4 bytes, .* Pass dtype='uint32'"),
-    "llm.c, cut off": (lambda path: (llm_c(path, 100), os.truncate(path, 1100)), {}, "or not the length that its header states"),
+    "both": (
+        lambda path: path.write_bytes(b"12"),
+        {"end_of_document": 1, "documents": [0]},
+        "end_of_document and documents exclude each other",
+    ),
+    "another dtype of llm.c": (
+        lambda path: llm_c(path, 100, 20240801, "uint32"),
+        {},
+        r"has the header of llm.c, by which its tokens take 4 bytes, .* Pass dtype='uint32'",
+    ),
+    "llm.c, cut off": (
+        lambda path: (llm_c(path, 100), os.truncate(path, 1100)),
+        {},
+        "or not the length that its header states",
+    ),
     "header beyond the end": (hundred, {"header_bytes": 300}, "has -100 bytes of tokens"),
-    "a zip archive": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(200)), {}, r"does not hold raw integers \(it is a zip archive.*\)\. If it does, pass header_bytes=0"),
-    "Megatron's index": (lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(201)), {}, "it is the index of a Megatron dataset"),
-    "wider tokens": (lambda path: np.arange(100, dtype="uint32").tofile(path), {}, "every second token is 0, .* Pass dtype='uint32'"),
-    "narrower tokens": (lambda path: np.arange(256, 456, dtype="uint16").tofile(path), {"dtype": "int32"}, "most of the first tokens are above 16,777,216, .* than int32. Pass dtype='uint16'"),
-}  # fmt: skip
+    "a zip archive": (
+        lambda path: path.write_bytes(b"PK\x03\x04" + bytes(200)),
+        {},
+        r"does not hold raw integers \(it is a zip archive.*\)\. If it does, pass header_bytes=0",
+    ),
+    "Megatron's index": (
+        lambda path: path.write_bytes(b"MMIDIDX\0\0" + bytes(201)),
+        {},
+        "it is the index of a Megatron dataset",
+    ),
+    "wider tokens": (
+        lambda path: np.arange(100, dtype="uint32").tofile(path),
+        {},
+        "every second token is 0, .* Pass dtype='uint32'",
+    ),
+    "narrower tokens": (
+        lambda path: np.arange(256, 456, dtype="uint16").tofile(path),
+        {"dtype": "int32"},
+        "most of the first tokens are above 16,777,216, .* than int32. Pass dtype='uint16'",
+    ),
+}
 
 
 def llm_c(path, n, magic=20240520, dtype="uint16"):
@@ -336,7 +452,9 @@ def test_bytes_before_the_tokens_are_passed_over(tmp_path, nbytes):
     """Whatever they are; with 0, also those of llm.c are tokens."""
     data = np.arange(2000, 2600, dtype="uint16")
     data.tofile(tmp_path / "one.bin")
-    assert tokens(tmp_path / "one.bin", 20, header_bytes=nbytes)[0]["tokens"].tolist() == data[nbytes // 2 :][:20].tolist()
+    assert (
+        tokens(tmp_path / "one.bin", 20, header_bytes=nbytes)[0]["tokens"].tolist() == data[nbytes // 2 :][:20].tolist()
+    )
     llm_c(tmp_path / "two.bin", 100)
     first = tokens(tmp_path / "two.bin", 20, header_bytes=nbytes)[0]["tokens"][0].item()
     assert first == {0: 20240520 % 2**16, 6: 0, 1024: 1000}[nbytes]
@@ -347,7 +465,9 @@ def test_what_lies_beside_tokens_is_none(tmp_path, beside):
     """Seen to fail: datatrove's offsets of documents were tokens."""
     for name in ("x.ds", beside):
         np.arange(100, dtype="uint16").tofile(tmp_path / name)
-    with pytest.raises(ValueError, match=f"{beside} lies beside a file of tokens, and holds none. Pass a pattern that matches"):
+    with pytest.raises(
+        ValueError, match=f"{beside} lies beside a file of tokens, and holds none. Pass a pattern that matches"
+    ):
         tokens(tmp_path / "x.*", 10)
 
 
@@ -380,7 +500,10 @@ def test_what_cannot_be_read_is_refused_when_it_is_built(tmp_path, name):
         (
             "s3://b/one.bin",
             ValueError,
-            "one.bin cannot be read in place, because it is remote. Download it, or pass cache_dir= and max_cache_size=.",
+            (
+                "one.bin cannot be read in place, because it is remote. Download it, or pass cache_dir= and "
+                "max_cache_size=."
+            ),
         ),
         ("one.bin.gz", ValueError, "one.bin.gz cannot be read in place, because it is compressed. Decompress it."),
         ("one.npy.zst", ValueError, "one.npy.zst cannot be read in place, because it is compressed. Decompress it."),

@@ -1,4 +1,5 @@
-"""The formats without counts: the same records as with them, filtered, tokenised and packed, equal on any number of ranks."""
+"""The formats without counts: the same records as with them, filtered, tokenised and packed, equal on any number of
+ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ FORMATS = {
     "tar": lambda folder, **words: formats.tar(folder / "*.tar", **words),
     "parquet": lambda folder, **words: formats.parquet(folder / "*.parquet", **words),
     "arrow": lambda folder, **words: formats.arrow(folder / "*.arrow", **words),
-    "hf": lambda folder, **words: hf_stream(folder, counts=None if "epoch_size" in words else [RECORDS] * FILES, **words),
+    "hf": lambda folder, **words: hf_stream(
+        folder, counts=None if "epoch_size" in words else [RECORDS] * FILES, **words
+    ),
 }
 
 
@@ -83,7 +86,8 @@ def test_with_bookmarks_a_resume_reads_less_than_a_shard_a_lane(tmp_path):
 
 
 def test_a_missing_shard_and_a_damaged_record(tmp_path, caplog):
-    """Skipped, they are facts: the sequence stays as it was when the shard is back. Seen to fail without the bound of `_output`."""
+    """Skipped, they are facts: the sequence stays as it was when the shard is back. Seen to fail without the bound of
+    `_output`."""
     for k in range(4):
         lines = [json.dumps(10 * k + i) for i in range(6)]
         if k == 2:
@@ -126,11 +130,14 @@ def all_but_12(records):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error(workers):
-    """Seen to fail: every item of the lane from the damaged record on was left out, for ever, and so was a StateMismatch."""
+    """Seen to fail: every item of the lane from the damaged record on was left out, for ever, and so was a
+    StateMismatch."""
 
     def read(**words):
         data = Stream(4, ten_numbers, epoch_size=24, lanes=2, bookmarks=False, **words)
-        with Loader.from_dataset(data, 4, on_error="skip", num_workers=workers, method="process", multiprocessing_context="fork") as loader:
+        with Loader.from_dataset(
+            data, 4, on_error="skip", num_workers=workers, method="process", multiprocessing_context="fork"
+        ) as loader:
             return [value for batch in loader for value in batch.tolist()]
 
     whole = read()
@@ -141,7 +148,8 @@ def test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error(workers):
 
 
 def test_a_shard_that_is_closed_in_a_pause_is_not_cut_short(caplog):
-    """Seen to fail: with on_error="skip" the closing ended the pause, the rest of the shard was left out, and a bookmark kept that."""
+    """Seen to fail: with on_error="skip" the closing ended the pause, the rest of the shard was left out, and a
+    bookmark kept that."""
     fails, paused = [True], threading.Event()
 
     def open(shard):
@@ -179,8 +187,8 @@ def ahead(shards, open, epoch, **words):
 
 
 def test_bookmarks_are_those_of_the_same_data_and_code(tmp_path, monkeypatch, caplog):
-    """Seen to fail: another ``open`` of the same files, and other data whose shards were only numbered, were searched by the first one's bookmarks; a new run
-    that began at its beginning ended with a StateMismatch."""
+    """Seen to fail: another ``open`` of the same files, and other data whose shards were only numbered, were searched
+    by the first one's bookmarks; a new run that began at its beginning ended with a StateMismatch."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for k in range(4):
         (tmp_path / str(k)).write_text("\n".join(map(str, range(100 * k, 100 * k + 9 + k))))
@@ -221,7 +229,11 @@ def test_bookmarks_of_shards_whose_names_only_the_user_understands(tmp_path, sch
         yield from range(int(url[-1]) * 100, int(url[-1]) * 100 + 9)
 
     read = ahead(shards, open, 1, bookmarks=tmp_path)
-    assert read == ahead(shards, open, 1, bookmarks=tmp_path) == ahead(4, lambda k: iter(range(100 * k, 100 * k + 9)), 1, bookmarks=False)
+    assert (
+        read
+        == ahead(shards, open, 1, bookmarks=tmp_path)
+        == ahead(4, lambda k: iter(range(100 * k, 100 * k + 9)), 1, bookmarks=False)
+    )
 
 
 def test_a_file_is_looked_at_when_its_turn_comes(tmp_path, monkeypatch):
@@ -235,7 +247,8 @@ def test_a_file_is_looked_at_when_its_turn_comes(tmp_path, monkeypatch):
 
 
 def test_a_file_that_could_not_be_looked_at_is_looked_at_again(tmp_path, monkeypatch):
-    """As on a server that says 503 at first. Seen to fail: it was never looked at again, and another version came in the next pass."""
+    """As on a server that says 503 at first. Seen to fail: it was never looked at again, and another version came in
+    the next pass."""
     (tmp_path / "0").write_text("1\n" * 9)
     answers, look = iter([False] * 2), shard_keys.stamp_lately
     monkeypatch.setattr(shard_keys, "stamp_lately", lambda path: look(path if next(answers, True) else "not there"))
@@ -246,12 +259,16 @@ def test_a_file_that_could_not_be_looked_at_is_looked_at_again(tmp_path, monkeyp
         list(loader)
 
 
-@pytest.mark.parametrize("shard", [lambda k: (f"{k}.tar", k), lambda k: [f"{k}.tar"], lambda k: k, lambda k: f"{k}.tar"])
+@pytest.mark.parametrize(
+    "shard", [lambda k: (f"{k}.tar", k), lambda k: [f"{k}.tar"], lambda k: k, lambda k: f"{k}.tar"]
+)
 def test_a_state_of_other_shards_is_refused(shard):
     """Seen to fail: shards that are tuples had no names."""
 
     def build(start):
-        return Loader.from_dataset(Stream([shard(start + k) for k in range(4)], lambda shard: iter([0]), epoch_size=8, bookmarks=False))
+        return Loader.from_dataset(
+            Stream([shard(start + k) for k in range(4)], lambda shard: iter([0]), epoch_size=8, bookmarks=False)
+        )
 
     build(0).load_state_dict(build(0).state_dict())
     with pytest.raises(StateMismatch, match="names was"):
@@ -262,10 +279,16 @@ def test_arguments_of_both_kinds_are_refused(folder):
     with pytest.raises(ValueError, match="index= and epoch_size= exclude"):
         formats.jsonl(folder / "*.jsonl", index=folder, epoch_size=10)
     with pytest.raises(
-        TypeError, match=r"no argument steps=.*or epoch_size= and no counts= or index=, if a function of penstock\.formats made these"
+        TypeError,
+        match=(
+            r"no argument steps=.*or epoch_size= and no counts= or index=, if a function of penstock\.formats made "
+            r"these"
+        ),
     ):
         formats.jsonl(folder / "*.jsonl", steps=[Filter(bool)])
-    with pytest.raises(TypeError, match=r"Stream has no argument counts=.*an epoch is then all records, without epoch_size="):
+    with pytest.raises(
+        TypeError, match=r"Stream has no argument counts=.*an epoch is then all records, without epoch_size="
+    ):
         formats.jsonl(folder / "*.jsonl", counts=[RECORDS] * FILES, epoch_size=10)
     for read in (formats.jsonl, formats.tar, formats.parquet, formats.arrow):
         with pytest.raises(TypeError, match="no argument cachedir="):
@@ -277,7 +300,11 @@ def test_arguments_of_both_kinds_are_refused(folder):
         with pytest.raises(TypeError, match="'cachedir'"):
             call()
     with pytest.raises(ValueError, match="epoch_size="):
-        formats.hf(datasets.load_dataset("json", data_files=str(folder / "0.jsonl"), split="train", streaming=True).filter(bool))
+        formats.hf(
+            datasets.load_dataset("json", data_files=str(folder / "0.jsonl"), split="train", streaming=True).filter(
+                bool
+            )
+        )
 
 
 def test_only_the_lanes_that_a_process_reads_need_open_files(monkeypatch):
@@ -289,13 +316,19 @@ def test_only_the_lanes_that_a_process_reads_need_open_files(monkeypatch):
         with Loader.from_dataset(data, batch_size=None, rank=rank, world_size=world_size) as loader:
             return list(loader)
 
-    assert [read(rank, 2) for rank in range(2)] == [[100 * k + i for i in range(2) for k in range(rank, 8, 2)] for rank in range(2)]
-    with pytest.raises(ValueError, match="reads more than 4 of the 8 lanes, and each keeps a file open, but it may open only 8 in total"):
+    assert [read(rank, 2) for rank in range(2)] == [
+        [100 * k + i for i in range(2) for k in range(rank, 8, 2)] for rank in range(2)
+    ]
+    with pytest.raises(
+        ValueError,
+        match="reads more than 4 of the 8 lanes, and each keeps a file open, but it may open only 8 in total",
+    ):
         read(0, 1)
 
 
 def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):
-    """The fault has passed, and the sequence stays as it was. Seen to fail: only the other kinds of bookmarks were read again."""
+    """The fault has passed, and the sequence stays as it was. Seen to fail: only the other kinds of bookmarks were read
+    again."""
     failures = [OSError("once")]
 
     def numbers(shard):
@@ -306,7 +339,13 @@ def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):
 
     def stream():
         data = Stream(
-            [*"abcd"], lambda name: numbers("abcd".index(name)), epoch_size=8, lanes=1, on_error="skip", retries=0, bookmarks=tmp_path
+            [*"abcd"],
+            lambda name: numbers("abcd".index(name)),
+            epoch_size=8,
+            lanes=1,
+            on_error="skip",
+            retries=0,
+            bookmarks=tmp_path,
         )
         data.order(shuffle=False, seed=0).take()
         return data
@@ -339,7 +378,8 @@ def test_an_open_that_can_begin_anywhere_is_asked_for_the_record_after_a_fault(t
 
 
 def test_pieces_of_an_indexed_file(tmp_path):
-    """Seen to fail: an AttributeError, because a record of a run had no epoch, and an index asks for it to compare the file once in each."""
+    """Seen to fail: an AttributeError, because a record of a run had no epoch, and an index asks for it to compare the
+    file once in each."""
     (tmp_path / "a.jsonl").write_text("".join(f"{k}\n" for k in range(50)))
     assert index_files([str(tmp_path / "a.jsonl")], None, 1, io.StringIO(), io.StringIO()) == 0
     counted = formats.jsonl(tmp_path / "a.jsonl")
@@ -349,7 +389,8 @@ def test_pieces_of_an_indexed_file(tmp_path):
 
 
 class Replacing:
-    """Opens a file of lines. The first process that has read five of them puts another file of the same size in its place, and dies."""
+    """Opens a file of lines. The first process that has read five of them puts another file of the same size in its
+    place, and dies."""
 
     def __call__(self, path):
         with path.open() as file:
@@ -370,7 +411,8 @@ def test_the_successor_of_a_worker_reads_no_other_version(tmp_path, context):
     with (
         Loader.from_dataset(shards, 3, num_workers=1, method="process", multiprocessing_context=context) as loader,
         pytest.raises(
-            ValueError, match=r"0 has changed since it was first checked by another process of this loader\. Do not modify files"
+            ValueError,
+            match=r"0 has changed since it was first checked by another process of this loader\. Do not modify files",
         ),
     ):
         list(loader)
@@ -393,7 +435,8 @@ REFUSED = {
 @pytest.mark.parametrize("mixed", [False, True], ids=["shards", "mix"])
 @pytest.mark.parametrize("words", [*REFUSED.values(), None], ids=[*REFUSED, "cached"])
 def test_a_refused_call_leaves_a_stream_as_it_was(words, mixed):
-    """Fails if anything but a loader that was built fixes the order, for the corrected call is then refused as that of a second loader."""
+    """Fails if anything but a loader that was built fixes the order, for the corrected call is then refused as that of
+    a second loader."""
 
     def stream():
         data = Stream(4, lambda shard: iter(range(10 * shard, 10 * shard + 3)), epoch_size=6, lanes=2, bookmarks=False)

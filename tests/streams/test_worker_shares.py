@@ -1,4 +1,5 @@
-"""The laws of a Stream over an IterableDataset: as so many workers of a DataLoader would read it, whoever reads it, and resumed anywhere."""
+"""The laws of a Stream over an IterableDataset: as so many workers of a DataLoader would read it, whoever reads it, and
+resumed anywhere."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def epochs(batches, n):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
-    ("way", "lanes"), mostly_soak(product(["inline", "process", "spawn"], [1, 4, 6]), [("inline", 6), ("process", 1), ("process", 4)])
+    ("way", "lanes"),
+    mostly_soak(product(["inline", "process", "spawn"], [1, 4, 6]), [("inline", 6), ("process", 1), ("process", 4)]),
 )
 def test_the_first_pass_is_that_of_a_data_loader(way, lanes):
     """Seen to fail with lane k + 1 in place of lane k."""
@@ -68,14 +70,21 @@ def test_the_first_pass_is_that_of_a_data_loader(way, lanes):
 
 @pytest.mark.parametrize(
     ("ranks", "workers", "lanes"),
-    mostly_soak(product([1, 2, 3, 4], [0, 1, 2, 3], [1, 4, 6]), [(1, 2, 6), (2, 3, 1), (3, 1, 4), (4, 0, 6), (2, 0, 4)]),
+    mostly_soak(
+        product([1, 2, 3, 4], [0, 1, 2, 3], [1, 4, 6]), [(1, 2, 6), (2, 3, 1), (3, 1, 4), (4, 0, 6), (2, 0, 4)]
+    ),
 )
 def test_all_ranks_and_workers_together_read_one_sequence(ranks, workers, lanes):
-    """Over two epochs that end within passes. Seen to fail with shares in which ``info.id`` is the number of the lane in every pass."""
+    """Over two epochs that end within passes. Seen to fail with shares in which ``info.id`` is the number of the lane
+    in every pass."""
     read = []
     for rank in range(ranks):
         with loader(
-            lanes=lanes, rank=rank, world_size=ranks, num_workers=workers, multiprocessing_context="fork" if workers else None
+            lanes=lanes,
+            rank=rank,
+            world_size=ranks,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
         ) as own:
             read.append(epochs(own, 48 // ranks))
     assert [item for dealt in zip(*read, strict=True) for item in dealt] == list(islice(stream(LENGTHS, lanes), 48))
@@ -85,10 +94,14 @@ def test_all_ranks_and_workers_together_read_one_sequence(ranks, workers, lanes)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_saved_and_loaded_anywhere_it_is_one_sequence(data):
-    """Any lengths, lanes, ranks, and ways to leave an epoch, in lives with other numbers of ranks. Seen to fail with a seek that forgets the pass."""
+    """Any lengths, lanes, ranks, and ways to leave an epoch, in lives with other numbers of ranks. Seen to fail with a
+    seek that forgets the pass."""
     lanes = data.draw(st.integers(1, 6), label="lanes")
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=lanes, max_size=12), label="lengths")
-    size, kind = data.draw(st.integers(4, 40), label="epoch_size"), data.draw(st.sampled_from([Split, Draws]), label="dataset")
+    size, kind = (
+        data.draw(st.integers(4, 40), label="epoch_size"),
+        data.draw(st.sampled_from([Split, Draws]), label="dataset"),
+    )
     found, state = [], None
     for _ in range(data.draw(st.integers(1, 4), label="lives")):
         ranks = data.draw(st.integers(1, 4), label="ranks")
@@ -100,7 +113,9 @@ def test_saved_and_loaded_anywhere_it_is_one_sequence(data):
             stop = data.draw(st.integers(1, 12), label="items")
             read = [list(islice(one, stop)) for one in fleet]
             found += [item for dealt in zip(*read, strict=True) for item in dealt]
-            leave = data.draw(st.sampled_from(["break", "end_epoch", "set_epoch"])) if len(read[0]) == stop else "it ended"
+            leave = (
+                data.draw(st.sampled_from(["break", "end_epoch", "set_epoch"])) if len(read[0]) == stop else "it ended"
+            )
             for one in fleet:
                 if leave == "end_epoch":
                     one.end_epoch()
@@ -125,7 +140,8 @@ def test_resume_at_every_item_of_two_passes(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(Split, marks=pytest.mark.soak), Draws])
 def test_resume_with_workers_at_every_item_of_two_passes(kind):
-    """Seen to fail as above. Each step starts workers, so the passes are short: a lane reads shares of one item and of three."""
+    """Seen to fail as above. Each step starts workers, so the passes are short: a lane reads shares of one item and of
+    three."""
     assert_resumes_everywhere(lambda: loader([1, 1, 2], 2, 4, kind, **NAMED["process"]), steps=11)
 
 
@@ -144,7 +160,9 @@ def test_every_record_comes_once_in_a_pass(data):
         expected = [item for p in range(passes) for item in share(lengths, lanes, (k + p) % lanes, p)]
         assert items[: len(expected)] == expected
     came = [item for k, items in enumerate(in_lanes) for item in items if item[0] < 1000 * passes]
-    assert sorted(came) == sorted(item for p in range(passes) for worker in range(lanes) for item in share(lengths, lanes, worker, p))
+    assert sorted(came) == sorted(
+        item for p in range(passes) for worker in range(lanes) for item in share(lengths, lanes, worker, p)
+    )
 
 
 def test_a_state_is_small_and_holds_nothing_of_the_dataset():
@@ -222,7 +240,8 @@ class OfTheSample(Split):
 
 @pytest.mark.parametrize("way", [INLINE, FORK])
 def test_a_dataset_may_draw_from_the_random_numbers_of_the_sample(way, caplog):
-    """Seen to fail: the generator was found in the open lanes and seeded, and worker 0 was said to begin otherwise a second time."""
+    """Seen to fail: the generator was found in the open lanes and seeded, and worker 0 was said to begin otherwise a
+    second time."""
     with loader([90, 70], 2, 300, OfTheSample) as batches:
         whole = list(batches)
     assert [index for _, index, _ in whole[:140]] == [k // 2 for k in range(140)]
@@ -250,7 +269,8 @@ class LateInPass1(Draws):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "workers"), mostly_soak(product([Draws, Late, LateInPass1], [1, 2, 3]), [(Draws, 1), (Late, 3), (LateInPass1, 2)])
+    ("kind", "workers"),
+    mostly_soak(product([Draws, Late, LateInPass1], [1, 2, 3]), [(Draws, 1), (Late, 3), (LateInPass1, 2)]),
 )
 def test_draws_are_the_same_with_any_workers_and_after_any_resume(kind, workers):
     """Seen to fail without `LateDraw`: an item that drew first was not seeded."""
@@ -270,7 +290,8 @@ def test_draws_are_the_same_with_any_workers_and_after_any_resume(kind, workers)
 @pytest.mark.parametrize("kind", [Split, Draws, Late])
 @pytest.mark.parametrize("outer", [True, False])
 def test_reading_inline_leaves_nothing_behind_in_the_process(kind, outer):
-    """Whether or not the loader seeds samples as well. Seen to fail with items that are seeded and not restored, and with an info that stays."""
+    """Whether or not the loader seeds samples as well. Seen to fail with items that are seeded and not restored, and
+    with an info that stays."""
     seeded()
     before = generators()
     with loader([90, 120], 2, 200, kind, seed_global_rngs=outer) as batches:
@@ -291,7 +312,8 @@ class Tells(Draws):
 
 
 def test_a_reader_thread_reads_only_while_the_consumer_waits():
-    """The info and the global generators belong to the process. Seen to fail with a node that reads ahead of the loop once nothing has drawn."""
+    """The info and the global generators belong to the process. Seen to fail with a node that reads ahead of the loop
+    once nothing has drawn."""
     with loader([90, 120], 2, 200, Tells) as batches:
         whole = list(islice(batches, 100))
     seeded()
@@ -310,7 +332,10 @@ def test_a_reader_thread_reads_only_while_the_consumer_waits():
 def test_after_close_nothing_lives(way, tmp_path, monkeypatch):
     """No copy, no file. Seen to fail: inline, the copies stayed open."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for make in (lambda: loader([90, 120], 2, 500, Saved, **way), lambda: Loader.from_dataset(Saved([90, 120]), 2, lanes=2, **way)):
+    for make in (
+        lambda: loader([90, 120], 2, 500, Saved, **way),
+        lambda: Loader.from_dataset(Saved([90, 120]), 2, lanes=2, **way),
+    ):
         batches = make()
         list(islice(batches, 50))
         batches.close()
@@ -408,8 +433,14 @@ def test_a_mix_of_such_streams(pick):
     def build(workers=0):
         one = Stream(Split([9, 7, 8]), lanes=2, epoch_size=20)
         two = Stream(Draws([5, 4]), lanes=2, epoch_size=20)
-        mix = Mix({"one": one, "two": two}, {"one": 0.7, "two": 0.3} if pick == "weights" else {"one": 1, "two": 1}, epoch_size=60)
-        return Loader.from_dataset(mix, None, collate_fn=tuple, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        mix = Mix(
+            {"one": one, "two": two},
+            {"one": 0.7, "two": 0.3} if pick == "weights" else {"one": 1, "two": 1},
+            epoch_size=60,
+        )
+        return Loader.from_dataset(
+            mix, None, collate_fn=tuple, num_workers=workers, multiprocessing_context="fork" if workers else None
+        )
 
     with build() as batches:
         whole, states = with_states(batches)
@@ -428,7 +459,8 @@ def test_a_mix_of_such_streams(pick):
 
 
 def test_a_fork_while_another_thread_reads_sees_no_worker():
-    """As of another loader's workers. Seen to fail: the lock was held in the child for good, and the training process's info was there."""
+    """As of another loader's workers. Seen to fail: the lock was held in the child for good, and the training process's
+    info was there."""
     info, began, done = LaneInfo(1, 2, 3, None), threading.Event(), threading.Event()
 
     def read():
@@ -452,7 +484,8 @@ def test_a_fork_while_another_thread_reads_sees_no_worker():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::pytest.PytestUnraisableExceptionWarning")  # it closes no file
+# it closes no file
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset(tmp_path):
     for shard in range(8):
         with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:

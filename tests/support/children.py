@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def in_a_child(body: Callable[[Callable[[], object]], object]) -> Callable[[], None]:
-    """Run ``body(wait)`` in a fork; returns a function that lets ``wait`` return, and raises if the body raised. Torch's threads hang in a fork."""
+    """Run ``body(wait)`` in a fork; returns a function that lets ``wait`` return, and raises if the body raised.
+    Torch's threads hang in a fork."""
     begin, go = os.pipe()
     child = os.fork()
     if child == 0:

@@ -40,11 +40,20 @@ def difference(ours, theirs, where="batch"):
     if isinstance(theirs, dict):
         if list(ours) != list(theirs):
             return f"{where} has the keys {list(ours)} and not {list(theirs)}"
-        return next((found for key in theirs if (found := difference(ours[key], theirs[key], f"{where}[{key!r}]"))), None)
+        return next(
+            (found for key in theirs if (found := difference(ours[key], theirs[key], f"{where}[{key!r}]"))), None
+        )
     if isinstance(theirs, list | tuple):
         if len(ours) != len(theirs):
             return f"{where} has {len(ours)} parts and not {len(theirs)}"
-        return next((found for n, pair in enumerate(zip(ours, theirs, strict=True)) if (found := difference(*pair, f"{where}[{n}]"))), None)
+        return next(
+            (
+                found
+                for n, pair in enumerate(zip(ours, theirs, strict=True))
+                if (found := difference(*pair, f"{where}[{n}]"))
+            ),
+            None,
+        )
     return None if ours == theirs else f"{where} is {ours!r} and not {theirs!r}"
 
 

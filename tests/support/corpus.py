@@ -1,6 +1,7 @@
 """One loader of every kind, over data that never changes: what `test_corpus` replays.
 
-``python tests/support/corpus.py`` adds the kinds that ``tests/data/corpus.json.gz`` does not have yet; it never replaces one.
+``python tests/support/corpus.py`` adds the kinds that ``tests/data/corpus.json.gz`` does not have yet; it never
+replaces one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torchdata.nodes
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import penstock
 from penstock import Filter, Loader, Mix, Packs, Shards, Stream
@@ -126,7 +134,8 @@ def own(dataset: Any, **words: Any) -> Callable[..., Loader[Any]]:
 
     def build(**more: Any) -> Loader[Any]:
         called = {
-            name: word() if callable(word) and name in ("sampler", "batch_sampler", "order") else word for name, word in words.items()
+            name: word() if callable(word) and name in ("sampler", "batch_sampler", "order") else word
+            for name, word in words.items()
         }
         return Loader.from_dataset(dataset() if callable(dataset) else dataset, **{**called, **more})
 
@@ -138,7 +147,8 @@ def stream(open: Callable[[int], Any] = records, size: int = 24, **words: Any) -
 
 
 def by_hand(build: Callable[..., Any]) -> Callable[..., Loader[Any]]:
-    """A kind whose graph is built by hand. The words of ranks go to its `Sharder`, the words of workers to its mapper."""
+    """A kind whose graph is built by hand. The words of ranks go to its `Sharder`, the words of workers to its
+    mapper."""
 
     def loader(**more: Any) -> Loader[Any]:
         ranks = {name: more[name] for name in ("rank", "world_size", "tail") if name in more}
@@ -164,7 +174,10 @@ def files(folder: Path) -> dict[str, Callable[..., Loader[Any]]]:
                 tar.addfile(info, io.BytesIO(row["text"].encode()))
     for ending in ("jsonl", "tar"):
         assert command(["index", str(folder / f"*.{ending}")]) == 0
-    every = {ending: [str(folder / f"{shard}.{ending}") for shard in range(4)] for ending in ("jsonl", "bin", "tar", "parquet", "arrow")}
+    every = {
+        ending: [str(folder / f"{shard}.{ending}") for shard in range(4)]
+        for ending in ("jsonl", "bin", "tar", "parquet", "arrow")
+    }
     formats = penstock.formats
     words: dict[str, Any] = {"epoch_size": 24, "bookmarks": False}
     kinds = {
@@ -214,22 +227,38 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "a list of indices": own(Tagged(N), sampler=lambda: [3, 1, 4, 1, 5, 9, 2, 6]),
     "DistributedSampler": own(Tagged(N), sampler=lambda: DistributedSampler(range(N), num_replicas=2, rank=1, seed=5)),
     "BatchSampler": own(Tagged(N), batch_sampler=lambda: BatchSampler(RandomSampler(range(N)), 4, False)),
-    "BatchSampler, within": own(Tagged(N), batch_sampler=lambda: BatchSampler(RandomSampler(range(N)), 6, True), split="within"),
-    "lists of other lengths": own(Tagged(N), batch_sampler=lambda: [[1, 2], [3], [4, 5, 6], [0], [7, 8], [9], [10, 11]]),
+    "BatchSampler, within": own(
+        Tagged(N), batch_sampler=lambda: BatchSampler(RandomSampler(range(N)), 6, True), split="within"
+    ),
+    "lists of other lengths": own(
+        Tagged(N), batch_sampler=lambda: [[1, 2], [3], [4, 5, 6], [0], [7, 8], [9], [10, 11]]
+    ),
     # Iterables and nodes.
     "an iterable": own(lambda: IterableSource(range(N), split="items")),
     "an iterable with a state": own(lambda: Countdown(N), split="items"),
     "an iterable that splits itself": own(Own, split="own"),
-    "torchdata's nodes": own(lambda: torchdata.nodes.Mapper(torchdata.nodes.IterableWrapper(range(N)), str), split="items"),
+    "torchdata's nodes": own(
+        lambda: torchdata.nodes.Mapper(torchdata.nodes.IterableWrapper(range(N)), str), split="items"
+    ),
     "by hand": by_hand(
         lambda ranks, workers: Prefetcher(
-            Halved(ParallelMapper(Batcher(Sharder(Cycler(Sampler(penstock.orders.ShuffledOrder(N, 5))), **ranks), 4), as_values, **workers))
+            Halved(
+                ParallelMapper(
+                    Batcher(Sharder(Cycler(Sampler(penstock.orders.ShuffledOrder(N, 5))), **ranks), 4),
+                    as_values,
+                    **workers,
+                )
+            )
         )
     ),
     "by hand, a source of torchdata's": by_hand(
         lambda ranks, workers: ParallelMapper(
             Batcher(
-                Sharder(Cycler(IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")), **{"tail": "drop", **ranks}), 4
+                Sharder(
+                    Cycler(IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")),
+                    **{"tail": "drop", **ranks},
+                ),
+                4,
             ),
             as_values,
             **workers,
@@ -239,14 +268,21 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "mix": own(Mix(SOURCES, WEIGHTS, epoch_size=N), shuffle=True),
     "mix, by size": own(Mix({name: SOURCES[name] for name in "ac"}, {"a": 0.5, "c": 0.5}), shuffle=True),
     "mix in stages": own(Mix(SOURCES, STAGES, epoch_size=24, run=4)),
-    "mix of shards": own(Mix({"a": Tagged(5), "b": Shards(4, records, counts=COUNTS)}, {"a": 0.5, "b": 0.5}, epoch_size=N), shuffle=True),
+    "mix of shards": own(
+        Mix({"a": Tagged(5), "b": Shards(4, records, counts=COUNTS)}, {"a": 0.5, "b": 0.5}, epoch_size=N), shuffle=True
+    ),
     "mix of streams": own(
-        lambda: Mix({"a": Tagged(5), "b": stream(lanes=2)(), "c": stream(twice_records, lanes=4)()}, WEIGHTS, epoch_size=24), shuffle=True
+        lambda: Mix(
+            {"a": Tagged(5), "b": stream(lanes=2)(), "c": stream(twice_records, lanes=4)()}, WEIGHTS, epoch_size=24
+        ),
+        shuffle=True,
     ),
     # Shards.
     "shards": own(lambda: Shards(4, records, counts=COUNTS), shuffle=True),
     "shards, in order": own(lambda: Shards(4, records, counts=COUNTS)),
-    "shards, by position": own(lambda: Shards(4, indexed, counts=COUNTS, lanes=3, window=5, settings={"columns": ["x"]}), shuffle=True),
+    "shards, by position": own(
+        lambda: Shards(4, indexed, counts=COUNTS, lanes=3, window=5, settings={"columns": ["x"]}), shuffle=True
+    ),
     "stream": own(stream(), shuffle=True),
     "stream, in order": own(stream()),
     "stream, one lane": own(stream(lanes=1), shuffle=True),
@@ -258,9 +294,14 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "stream, draws in a transform": own(stream(transform=add_a_draw), shuffle=True),
     # Packs and buckets.
     "packs": own(SEQUENCES, shuffle=True, batch_size=2, groups=Packs(LENGTHS, 12, block=8, pad=-1)),
-    "packs of whole sequences": own(SEQUENCES, shuffle=True, batch_size=2, groups=Packs(LENGTHS, 13, block=8, oversize="error")),
+    "packs of whole sequences": own(
+        SEQUENCES, shuffle=True, batch_size=2, groups=Packs(LENGTHS, 13, block=8, oversize="error")
+    ),
     "packs of shards": own(
-        lambda: Shards(4, sequence_list, counts=COUNTS), shuffle=True, batch_size=2, groups=Packs([3] * sum(COUNTS), 8, block=8, pad=-1)
+        lambda: Shards(4, sequence_list, counts=COUNTS),
+        shuffle=True,
+        batch_size=2,
+        groups=Packs([3] * sum(COUNTS), 8, block=8, pad=-1),
     ),
     "buckets": own(
         Tagged(N),
@@ -281,7 +322,11 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
         groups=penstock.Buckets(keys=[k % 7 % 3 for k in range(N)], batch_size=2, block=16),
     )(**more),
     "packs, balanced": own(
-        SEQUENCES, shuffle=True, batch_size=2, groups=Packs(LENGTHS, 12, block=8, pad=-1), balance=lambda lengths: lengths**2
+        SEQUENCES,
+        shuffle=True,
+        batch_size=2,
+        groups=Packs(LENGTHS, 12, block=8, pad=-1),
+        balance=lambda lengths: lengths**2,
     ),
     "balanced": own(Tagged(N), shuffle=True, batch_size=3, balance=LENGTHS),
     # Our own datasets.
@@ -334,7 +379,8 @@ def record(kind: Callable[..., Loader[Any]], words: dict[str, Any]) -> dict[str,
         with kind(**words, **({"rank": rank} if "world_size" in words else {})) as loader:
             tokens, states = follow(loader)
         kept["digests"].append(" ".join(digests(tokens)))
-        if states not in kept["states"]:  # ranks have the same, except out of order and inside an epoch that is dealt exactly
+        # ranks have the same, except out of order and inside an epoch that is dealt exactly
+        if states not in kept["states"]:
             kept["states"].append(states)
             kept["saved_by"].append(rank)
     return kept

@@ -1,4 +1,5 @@
-"""A proxy in front of an HTTP server that slows its answers, cuts them in the middle, refuses them, or hangs up. For this machine only."""
+"""A proxy in front of an HTTP server that slows its answers, cuts them in the middle, refuses them, or hangs up. For
+this machine only."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-REFUSAL = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+REFUSAL = (
+    b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
 PER_CONNECTION = ("connection", "content-length", "date", "keep-alive", "server", "transfer-encoding")
 
 
 class Fault(NamedTuple):
     """What happens to one answer."""
 
-    kind: Literal["slow", "cut", "refuse", "reset"]  # it comes in pieces; ends in its body; is a 503, as S3 words it; or does not come
+    # it comes in pieces; ends in its body; is a 503, as S3 words it; or does not come
+    kind: Literal["slow", "cut", "refuse", "reset"]
     pause_s: float = 0.01  # between two of the eight pieces of a slow answer
     share: float = 0.5  # of the body that comes before a cut
 
@@ -29,7 +33,8 @@ class FaultProxy:
     """The proxy; see `running`."""
 
     def __init__(self, upstream: int) -> None:
-        self.faults: Callable[[int], Fault | None] = lambda number: None  # called with the number of each GET or HEAD, from 0 on
+        # called with the number of each GET or HEAD, from 0 on
+        self.faults: Callable[[int], Fault | None] = lambda number: None
         self.requests = 0
         self.given: dict[str, int] = {}  # how many faults of each kind
         self.connections = self.most_connections = 0  # open now, and at once

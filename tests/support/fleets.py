@@ -24,7 +24,8 @@ def chain(
     *,
     whole: bool = False,
 ) -> list[Any]:
-    """The global sequence of a chain, in which each link goes on from what one of the ranks before has saved; all ranks must save the same.
+    """The global sequence of a chain, in which each link goes on from what one of the ranks before has saved; all ranks
+    must save the same.
 
     Of each link: the ranks, the batch size and the steps. ``whole``: batches are dealt, and not rows.
     """

@@ -1,4 +1,5 @@
-"""The global generators of Python, NumPy and torch: one draw from each, their states as values that compare, and one seed for all."""
+"""The global generators of Python, NumPy and torch: one draw from each, their states as values that compare, and one
+seed for all."""
 
 from __future__ import annotations
 

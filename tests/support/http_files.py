@@ -1,4 +1,5 @@
-"""An HTTP server for files in memory, which knows ranges and versions, or not, and hangs up where a test says. For this machine only."""
+"""An HTTP server for files in memory, which knows ranges and versions, or not, and hangs up where a test says. For this
+machine only."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class HttpFiles:
     Attributes:
         files: The bytes by path; with ``queries`` the query is a part of the path.
         asked: What was requested by GET: the path, and the byte from which on.
-        cut: Called with the number of a GET and its bytes; returns how many of them come before the server hangs up, or None.
+        cut: Called with the number of a GET and its bytes; returns how many of them come before the server hangs up, or
+            None.
         before: Called before each answer, with its number.
     """
 

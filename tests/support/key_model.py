@@ -1,4 +1,5 @@
-"""What `Buckets` with keys are to deal: a walk along a block of the order, with a queue for each key. Slow, and in other words than the package's."""
+"""What `Buckets` with keys are to deal: a walk along a block of the order, with a queue for each key. Slow, and in
+other words than the package's."""
 
 from __future__ import annotations
 

@@ -25,10 +25,12 @@ TASKS = Path("/proc/self/task")
 
 @contextmanager
 def no_leaks(grace_s: float = 2.0) -> Iterator[None]:
-    """Raise an AssertionError that names all that the body leaves behind after ``grace_s``, in which garbage is collected.
+    """Raise an AssertionError that names all that the body leaves behind after ``grace_s``, in which garbage is
+    collected.
 
-    That is threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that these use, and open file descriptors; but not
-    the two helper processes that `multiprocessing` keeps for the life of a program. A clean body does not wait.
+    That is threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that these use, and open
+    file descriptors; but not the two helper processes that `multiprocessing` keeps for the life of a program. A clean
+    body does not wait.
     """
     before = _Inventory.taken()
     yield
@@ -52,7 +54,10 @@ class _Inventory:
 
     @classmethod
     def taken(cls) -> _Inventory:
-        helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
+        helpers = {
+            resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+            forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        }
         return cls(
             threads=frozenset(
                 thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"
@@ -73,7 +78,8 @@ class _Inventory:
 
 
 def _descendants() -> list[psutil.Process]:
-    """Most tests have none but the resource tracker, which Linux tells at once; psutil looks at every process of the machine."""
+    """Most tests have none but the resource tracker, which Linux tells at once; psutil looks at every process of the
+    machine."""
     try:
         children = {int(pid) for task in TASKS.iterdir() for pid in (task / "children").read_text().split()}
     except OSError:  # another system, or a thread has ended meanwhile
@@ -85,7 +91,10 @@ def _descendants() -> list[psutil.Process]:
 
 def _open_files() -> dict[int, str]:
     """What each file descriptor of this process points to, except those that live as long as the program."""
-    kept: set[Any] = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}  # type: ignore[attr-defined]
+    kept: set[Any] = {
+        resource_tracker._resource_tracker._fd,  # type: ignore[attr-defined]
+        forkserver._forkserver._forkserver_alive_fd,  # type: ignore[attr-defined]
+    }
     files = {}
     for name in os.listdir(OPEN_FILES) if OPEN_FILES.is_dir() else ():
         try:
@@ -109,8 +118,8 @@ def _described(process: psutil.Process) -> str | None:
 def _ours(names: frozenset[str]) -> frozenset[str]:
     """Leave out the shared memory entries that no process of this program uses.
 
-    What nobody uses may be another program's, which was killed, or which opens it again later. It is ours if torch named it after this process;
-    the library itself uses memory without a name.
+    What nobody uses may be another program's, which was killed, or which opens it again later. It is ours if torch
+    named it after this process; the library itself uses memory without a name.
     """
     if not names:
         return names
@@ -126,7 +135,9 @@ def _held(pid: int) -> set[str]:
     try:
         names = set(re.findall(rf"{SHARED_MEMORY}/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
         with os.scandir(f"/proc/{pid}/fd") as entries:
-            names |= {Path(target).name for entry in entries if (target := os.readlink(entry)).startswith(f"{SHARED_MEMORY}/")}
+            names |= {
+                Path(target).name for entry in entries if (target := os.readlink(entry)).startswith(f"{SHARED_MEMORY}/")
+            }
     except OSError:  # gone, or not ours to look into
         pass
     return names

@@ -1,4 +1,5 @@
-"""Writes the files of MosaicML Streaming's ``MDSWriter``, version 2 of its layout. A record is the bytes of each column."""
+"""Writes the files of MosaicML Streaming's ``MDSWriter``, version 2 of its layout. A record is the bytes of each
+column."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ INT = {"i": "int"}
 
 
 def shard_of(columns: Mapping[str, str], records: Sequence[Mapping[str, bytes]]) -> bytes:
-    """A shard before compression: how many records, where each begins and the last one ends, how the writer was set up, and the records."""
+    """A shard before compression: how many records, where each begins and the last one ends, how the writer was set up,
+    and the records."""
     bodies = [
         b"".join(
-            [struct.pack("<I", len(record[name])) for name in columns if columns[name] not in SIZES] + [record[name] for name in columns]
+            [struct.pack("<I", len(record[name])) for name in columns if columns[name] not in SIZES]
+            + [record[name] for name in columns]
         )
         for record in records
     ]
@@ -39,13 +42,18 @@ def described(
     """What an index says of a shard."""
 
     def file(name: str, data: bytes) -> dict[str, Any]:
-        return {"basename": name, "bytes": len(data), "hashes": {one: hashlib.new(one, data).hexdigest() for one in hashes}}
+        return {
+            "basename": name,
+            "bytes": len(data),
+            "hashes": {one: hashlib.new(one, data).hexdigest() for one in hashes},
+        }
 
     return {
         "format": "mds", "version": 2, "samples": records, "size_limit": None, "hashes": list(hashes),
         "compression": f"{packed}:3" if packed else None, "raw_data": file(name, raw),
         "zip_data": file(f"{name}.{packed}", PACK[packed](raw)) if packed else None,
-        "column_names": list(columns), "column_encodings": list(columns.values()), "column_sizes": [SIZES.get(one) for one in columns.values()],
+        "column_names": list(columns), "column_encodings": list(columns.values()),
+        "column_sizes": [SIZES.get(one) for one in columns.values()],
     }  # fmt: skip
 
 
@@ -53,7 +61,9 @@ def index_of(shards: list[dict[str, Any]]) -> bytes:
     return json.dumps({"version": 2, "shards": shards}).encode()
 
 
-def write(folder: Path, columns: Mapping[str, str], shards: Sequence[Any], packed: str = "", hashes: Iterable[str] = ()) -> Path:
+def write(
+    folder: Path, columns: Mapping[str, str], shards: Sequence[Any], packed: str = "", hashes: Iterable[str] = ()
+) -> Path:
     """A dataset; its index names the shards ``0.mds`` and so on, compressed or not."""
     folder.mkdir(exist_ok=True)
     said = []

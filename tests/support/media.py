@@ -1,4 +1,5 @@
-"""Documents with pictures that carry their own address, and what every pack of them must be: an oracle that knows nothing of how packs are made."""
+"""Documents with pictures that carry their own address, and what every pack of them must be: an oracle that knows
+nothing of how packs are made."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ class Documents:
         patches = sum(self.pictures[index])
         grid = [[1, number, size] for number, size in enumerate(self.pictures[index])]
         found = {
-            "pixel_values": (1000 * epoch + 100 * index + np.arange(patches * WIDTH).reshape(patches, WIDTH)).astype(np.float32),
+            "pixel_values": (1000 * epoch + 100 * index + np.arange(patches * WIDTH).reshape(patches, WIDTH)).astype(
+                np.float32
+            ),
             "image_grid_thw": np.array(grid, np.int64).reshape(-1, 3) + index,
             "audio": (np.arange(2 * self.frames[index]).reshape(2, -1) + index).astype(np.int16),
         }
@@ -100,8 +103,11 @@ class Documents:
 Piece = tuple[int, int, int]
 
 
-def pieces_of(batch: dict[str, Any], data: Documents, capacity: int, epoch: int, numbers: Callable[[int], int] = int) -> list[list[Piece]]:
-    """The documents in each row of a batch, as (index, start, length); and that everything else in the batch is theirs, and in their order.
+def pieces_of(
+    batch: dict[str, Any], data: Documents, capacity: int, epoch: int, numbers: Callable[[int], int] = int
+) -> list[list[Piece]]:
+    """The documents in each row of a batch, as (index, start, length); and that everything else in the batch is theirs,
+    and in their order.
 
     Args:
         batch: Made by the loader's own collate function.

@@ -1,7 +1,9 @@
-"""Programs run as forks of one process that has imported torch, and what else they import, so that a program costs no import.
+"""Programs run as forks of one process that has imported torch, and what else they import, so that a program costs no
+import.
 
-`Programs` is the side of the tests; this file as a script is the server, which forks. A program is ``__main__`` there, with its own arguments, folder
-and environment, and the interpreter ends with it, as if it had been started. It may also run on several ranks, with torchrun's variables.
+`Programs` is the side of the tests; this file as a script is the server, which forks. A program is ``__main__`` there,
+with its own arguments, folder and environment, and the interpreter ends with it, as if it had been started. It may also
+run on several ranks, with torchrun's variables.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ IMPORTS = {
 
 
 class Programs:
-    """The server, and the program that it runs now. It hangs below no test: a test that counts its own processes does not see it.
+    """The server, and the program that it runs now. It hangs below no test: a test that counts its own processes does
+    not see it.
 
     Args:
         imports: A word in a program, and what the server imports before it forks one.
@@ -58,10 +61,15 @@ class Programs:
         self.running: list[int] = []
 
     def start(self) -> None:
-        """Start a server, or another one once it has died."""
+        """Start a server, or another one once it has died.
+
+        A program has one thread for the operators of torch, which asks for that number where it is imported. More of
+        them, of several ranks, and of other tests, would wait for each other in loops that take all cores.
+        """
         self.stop()
-        command = [sys.executable, __file__]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command, environment = [sys.executable, __file__], {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self.process.wait()  # for the process between, which has ended
         self.pid = self._told(100)
 
@@ -73,11 +81,20 @@ class Programs:
         self.process, self.pid = None, 0
 
     def run(
-        self, script: Path, *arguments: object, cwd: Path, ranks: int = 0, deadline_s: float = 200, killed: bool = False, **environment: str
+        self,
+        script: Path,
+        *arguments: object,
+        cwd: Path,
+        ranks: int = 0,
+        deadline_s: float = 200,
+        killed: bool = False,
+        code: int = 0,
+        **environment: str,
     ) -> str:
         """What a program wrote, stderr included; it runs to its end, on so many ranks (0: without a rank's variables).
 
-        It must end well (or by SIGKILL, if ``killed``), within ``deadline_s`` seconds, and leave no process. When one rank fails, the others are killed.
+        It must end well (or by SIGKILL, if ``killed``; or with another ``code``), within ``deadline_s`` seconds, and
+        leave no process. When one rank fails, the others are killed.
         """
         if not psutil.pid_exists(self.pid):
             self.start()
@@ -107,7 +124,9 @@ class Programs:
             raise AssertionError(f"{name} has not ended after {deadline_s} s. It said:\n{output.read_text()}") from None
         except EOFError:
             psutil.wait_procs(self.started(mark), timeout=10)  # they are ended too, and tell where they are
-            raise AssertionError(f"{name} has not ended, and what ran it is dead. It said:\n{output.read_text()}") from None
+            raise AssertionError(
+                f"{name} has not ended, and what ran it is dead. It said:\n{output.read_text()}"
+            ) from None
         finally:
             for one in self.started(mark):
                 with suppress(psutil.NoSuchProcess):
@@ -116,7 +135,7 @@ class Programs:
             self.busy, self.running = False, []
             if codes is None:
                 self.start()  # whatever the old one is about to say
-        expected = [-signal.SIGKILL if killed else 0] * max(1, ranks)
+        expected = [-signal.SIGKILL if killed else code] * max(1, ranks)
         assert codes == expected, f"{name} ended with {codes}:\n{output.read_text()}"
         assert not left, f"{name} left processes behind: {left}\n{output.read_text()}"
         return output.read_text()
@@ -129,7 +148,11 @@ class Programs:
         """While a program runs: the server and all below it."""
         if not self.busy:
             return []
-        return [psutil.Process(self.pid), *started_by(self.pid), *(process for pid in self.running for process in session(pid))]
+        return [
+            psutil.Process(self.pid),
+            *started_by(self.pid),
+            *(process for pid in self.running for process in session(pid)),
+        ]
 
     def _told(self, deadline_s: float) -> Any:
         if not select.select([self.process.stdout], [], [], deadline_s)[0]:
@@ -184,7 +207,8 @@ def serve() -> None:
 
 
 def _store() -> tuple[int, int, int]:
-    """A process where the ranks meet, its port, and the file by whose closing it ends. It has threads, which a fork must not inherit."""
+    """A process where the ranks meet, its port, and the file by whose closing it ends. It has threads, which a fork
+    must not inherit."""
     told, tells = os.pipe()
     ends, end = os.pipe()
     if pid := os.fork():
@@ -225,7 +249,8 @@ def _become(order: dict[str, Any], variables: dict[str, str]) -> None:
     os.environ.update({**order["environment"], **variables})
     os.chdir(order["cwd"])
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # torch has the same seed in every new process, and Python sees the fork itself
+        # torch has the same seed in every new process, and Python sees the fork itself
+        sys.modules["numpy"].random.seed()
     script = order["script"]
     sys.argv = [script, *order["arguments"]]
     sys.path[0] = str(Path(script).parent)

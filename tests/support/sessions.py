@@ -1,4 +1,5 @@
-"""The processes that a script has started, at any depth: those of its session, or those that carry a mark. And how they are ended when a deadline passes."""
+"""The processes that a script has started, at any depth: those of its session, or those that carry a mark. And how they
+are ended when a deadline passes."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def session(leader: int) -> list[psutil.Process]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The live processes with ``mark`` in their environment as `MARK`, whatever session they are in: torchrun starts its ranks in new ones."""
+    """The live processes with ``mark`` in their environment as `MARK`, whatever session they are in: torchrun starts
+    its ranks in new ones."""
 
     def belongs(process: psutil.Process) -> bool:
         try:
@@ -51,15 +53,18 @@ def kill_marked(mark: str) -> None:
 
 
 def end_with_stacks(processes: Iterable[psutil.Process]) -> None:
-    """End processes that have passed a deadline. Each prints the stacks of its threads to its stderr: `faulthandler` does that at SIGABRT.
+    """End processes that have passed a deadline. Each prints the stacks of its threads to its stderr: `faulthandler`
+    does that at SIGABRT.
 
-    It is switched on in every Python that a test starts, by an environment variable, and in forks of pytest. What blocks even SIGABRT is killed.
+    It is switched on in every Python that a test starts, by an environment variable, and in forks of pytest. What
+    blocks even SIGABRT is killed.
     """
     processes = list(processes)
     for process in processes:  # so that none notices the end of another
         with suppress(psutil.Error):
             process.suspend()
-    for process in sorted(processes, key=_depth, reverse=True):  # one at a time, or they would write into each other's lines
+    # one at a time, or they would write into each other's lines
+    for process in sorted(processes, key=_depth, reverse=True):
         with suppress(psutil.Error):
             print(f"past its deadline: process {process.pid} of {process.ppid()}: {' '.join(process.cmdline())}")
             process.send_signal(signal.SIGABRT)
@@ -86,14 +91,18 @@ def started_by(pid: int) -> list[psutil.Process]:
 
 
 def _is_helper(process: psutil.Process) -> bool:
-    """Whether it is `multiprocessing`'s resource tracker, or the fork server of this program, which hang nowhere, end with it, and would be missed."""
+    """Whether it is `multiprocessing`'s resource tracker, or the fork server of this program, which hang nowhere, end
+    with it, and would be missed."""
     with suppress(psutil.Error):
-        return process.pid == forkserver._forkserver._forkserver_pid or "resource_tracker" in " ".join(process.cmdline())
+        return process.pid == forkserver._forkserver._forkserver_pid or "resource_tracker" in " ".join(
+            process.cmdline()
+        )
     return False
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen` for all tests, of `subprocess.run` too: what is past a deadline is ended with all that it has started, and tells where it was."""
+    """`subprocess.Popen` for all tests, of `subprocess.run` too: what is past a deadline is ended with all that it has
+    started, and tells where it was."""
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
         try:

@@ -34,7 +34,9 @@ def tar(file: int) -> bytes:
 def parquet(file: int) -> bytes:
     pyarrow = pytest.importorskip("pyarrow")
     out = io.BytesIO()
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out)
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out
+    )
     return out.getvalue()
 
 

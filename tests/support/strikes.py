@@ -1,4 +1,5 @@
-"""An exception at each line of the library that a call runs, one line after another: a trace function is a signal that comes when it is told to."""
+"""An exception at each line of the library that a call runs, one line after another: a trace function is a signal that
+comes when it is told to."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def alarm() -> None:
 
 @contextmanager
 def answering(handler: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-    """Gives a function that sends this process a real signal, which ``handler`` answers: only an installed handler's exception is known as one."""
+    """Gives a function that sends this process a real signal, which ``handler`` answers: only an installed handler's
+    exception is known as one."""
     before = signal.signal(signal.SIGUSR1, lambda *_: handler())
     try:
         yield lambda: signal.raise_signal(signal.SIGUSR1)
@@ -95,9 +97,11 @@ class Strikes:
         self.last = ""
 
     def __call__(self, act: Callable[[], Any], every: int = 1) -> tuple[Any, bool]:
-        """What ``act`` returns (None if the handler raised `Stop`), and whether it was struck: at the ``every``-th new line; those before it count as struck.
+        """What ``act`` returns (None if the handler raised `Stop`), and whether it was struck: at the ``every``-th new
+        line; those before it count as struck.
 
-        Nothing is collected meanwhile: nothing comes out of a generator that an earlier test has left in a cycle, whatever is raised in it.
+        Nothing is collected meanwhile: nothing comes out of a generator that an earlier test has left in a cycle,
+        whatever is raised in it.
         """
         new, struck, me = 0, False, os.getpid()
         times = Counter[Any]()
@@ -107,7 +111,10 @@ class Strikes:
             if os.getpid() != me:
                 return None  # a fork
             code = frame.f_code
-            if not code.co_filename.startswith(self.within) or {code.co_name, frame.f_back.f_code.co_name} & {"_abandoned", "_retire_all"}:
+            if not code.co_filename.startswith(self.within) or {code.co_name, frame.f_back.f_code.co_name} & {
+                "_abandoned",
+                "_retire_all",
+            }:
                 return None  # nothing comes out of a finalizer, nor out of what is called at a fork
             place = (code.co_filename, frame.f_lineno, frame.f_back.f_lineno or 0, 0)
             if self.each_time and event == "line":
@@ -134,21 +141,26 @@ class Strikes:
             gc.enable()
 
     def _never_struck(self, frame: Any) -> bool:
-        """Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function.
+        """Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no
+        signal; but it calls a trace function.
 
-        One that raises where an except block ends leaves the exception handled for good: it becomes the context of all that are raised later.
+        One that raises where an except block ends leaves the exception handled for good: it becomes the context of all
+        that are raised later.
         """
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return (
             frame.f_code.co_code[frame.f_lasti] == POP_EXCEPT
-            or text.startswith(("with ", "signal.pthread_sigmask(signal.SIG_SETMASK", "torch_worker._worker_info = before"))
+            or text.startswith(
+                ("with ", "signal.pthread_sigmask(signal.SIG_SETMASK", "torch_worker._worker_info = before")
+            )
             or text == "return item"
             or (frame.f_code.co_name == "__next__" and text in self.passed)
         )
 
 
 def in_turn(cases: Iterable[T], strike: Callable[[T], bool]) -> None:
-    """Strike the cases in turn, each until it was not struck: lines that several of them run are struck in one of them."""
+    """Strike the cases in turn, each until it was not struck: lines that several of them run are struck in one of
+    them."""
     left = list(cases)
     while left:
         left = [case for case in left if strike(case)]

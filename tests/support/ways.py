@@ -1,4 +1,5 @@
-"""Who loads: words of `Loader.from_dataset`, as parameters of a test. An interpreter for each worker takes long, and says the same again."""
+"""Who loads: words of `Loader.from_dataset`, as parameters of a test. An interpreter for each worker takes long, and
+says the same again."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import psutil
 def worker_pids() -> list[int]:
     """Those that have begun their start, the oldest first.
 
-    A worker has no children, and shares memory with this process. A process that forks workers has children; other children share no memory.
+    A worker has no children, and shares memory with this process. A process that forks workers has children; other
+    children share no memory.
     """
     found = []
     for child in psutil.Process().children(recursive=True):

@@ -1,13 +1,16 @@
-"""Two asynchronous loops of reinforcement learning, killed in mid-flight again and again: a program for test_ledger_loops.
+"""Two asynchronous loops of reinforcement learning, killed in mid-flight again and again: a program for
+test_ledger_loops.
 
     python ledger_loops.py FOLDER LOOP KEEPER KILLS
 
-It forks one life after another, kills each with SIGKILL after a random number of its events, and has the next resume from the last checkpoint. The
-loops have the shapes in which prompts were lost, or trained twice, in public: TRL's asynchronous GRPO (huggingface/trl#7274), and OpenRLHF's
-oversampling (OpenRLHF/OpenRLHF#1322). A keeper decides what a checkpoint has of the data: a `Ledger`, or what those trainers saved.
+It forks one life after another, kills each with SIGKILL after a random number of its events, and has the next resume
+from the last checkpoint. The loops have the shapes in which prompts were lost, or trained twice, in public: TRL's
+asynchronous GRPO (huggingface/trl#7274), and OpenRLHF's oversampling (OpenRLHF/OpenRLHF#1322). A keeper decides what a
+checkpoint has of the data: a `Ledger`, or what those trainers saved.
 
-The last life saves, and ends. What its checkpoint says was trained and dropped, over all lives, is compared with what a loader that resumes from it still
-serves: a prompt that is in neither is lost; one that is in both, or was trained two times, is trained twice.
+The last life saves, and ends. What its checkpoint says was trained and dropped, over all lives, is compared with what a
+loader that resumes from it still serves: a prompt that is in neither is lost; one that is in both, or was trained two
+times, is trained twice.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ class Position:
 
 
 class FirstUntrained(Position):
-    """As TRL: a checkpoint has the position before the first prompt that was not trained. One that was dropped never is."""
+    """As TRL: a checkpoint has the position before the first prompt that was not trained. One that was dropped never
+    is."""
 
     def __init__(self, loader: Loader[Any]) -> None:
         super().__init__(loader)
@@ -102,7 +106,11 @@ class FirstUntrained(Position):
         return next(iter(self.untrained.values()), None) or super().state_dict()
 
 
-KEEPERS: dict[str, Any] = {"ledger": lambda loader: Ledger(loader, 16, timeout=60), "position": Position, "first untrained": FirstUntrained}
+KEEPERS: dict[str, Any] = {
+    "ledger": lambda loader: Ledger(loader, 16, timeout=60),
+    "position": Position,
+    "first untrained": FirstUntrained,
+}
 
 
 class Run:
@@ -135,7 +143,12 @@ class Run:
 
     def save(self) -> None:
         """Weights and data of one moment, as a whole or not at all."""
-        saved = {"version": self.version, "trained": self.trained, "dropped": self.dropped, "data": self.keeper.state_dict()}
+        saved = {
+            "version": self.version,
+            "trained": self.trained,
+            "dropped": self.dropped,
+            "data": self.keeper.state_dict(),
+        }
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(saved))
         os.replace(new, self.file)
@@ -143,7 +156,8 @@ class Run:
 
 
 def trl(run: Run, steps: int) -> None:
-    """An event loop: a rollouter starts a task for each prompt, they finish out of order, and a trainer takes groups. Too old a one is dropped."""
+    """An event loop: a rollouter starts a task for each prompt, they finish out of order, and a trainer takes groups.
+    Too old a one is dropped."""
 
     async def main() -> None:
         finished: asyncio.Queue[Any] = asyncio.Queue()
@@ -179,7 +193,8 @@ def trl(run: Run, steps: int) -> None:
 
 
 def openrlhf(run: Run, steps: int) -> None:
-    """Threads: twice as many rollouts are in progress as a step trains on, and what is finished waits in a buffer. A sync of the weights gives some back."""
+    """Threads: twice as many rollouts are in progress as a step trains on, and what is finished waits in a buffer. A
+    sync of the weights gives some back."""
     asked: Queue[Any] = Queue()
     buffer: Queue[Any] = Queue()
 
@@ -267,7 +282,17 @@ def main(folder: Path, loop: str, keeper: str, kills: int) -> None:
     assert all(prompt == sequence[number(at)] for at, prompt in saved["trained"] + saved["dropped"])
     lost = {*range(frontier)} - {*trained} - dropped - waiting
     twice = [at for at, times in trained.items() if times > 1 or at in waiting or at >= frontier]
-    print(json.dumps({"trained": len(trained), "dropped": len(dropped), "open": len(waiting), "lost": len(lost), "twice": len(twice)}))
+    print(
+        json.dumps(
+            {
+                "trained": len(trained),
+                "dropped": len(dropped),
+                "open": len(waiting),
+                "lost": len(lost),
+                "twice": len(twice),
+            }
+        )
+    )
 
 
 def number(at: Any) -> int:

@@ -1,10 +1,12 @@
 """Lightning's Trainer, run to the end and resumed from its own checkpoints of every kind.
 
-Imported by the tests, where it runs in one process; as a script it runs the same cases on two, which Lightning starts itself:
+Imported by the tests, where it runs in one process; as a script it runs the same cases on two, which Lightning starts
+itself:
 
-    python lightning_cases.py FOLDER
+    python lightning_cases.py FOLDER [EVERY]
 
-Every rank writes what it saw to FOLDER/rank<r>.json; the judge is `exact`, in the test. Nothing here imitates Lightning.
+Of `CASES` it runs each EVERY-th, as `some` says. Every rank writes what it saw to FOLDER/rank<r>.json; the judge is
+`exact`, in the test. Nothing here imitates Lightning.
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ WITHOUT, WITH = "without the callback", "with it"
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of ranks."""
+    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of
+    ranks."""
 
     name: str  # as it stands in the table of the guide
-    checkpoint: dict[str, Any]  # what `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``
+    # what `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``
+    checkpoint: dict[str, Any]
     resume: float  # batches trained when the checkpoint to resume from was made, in epochs
-    trainer: dict[str, Any] = field(default_factory=dict)  # what `Trainer` is told; ``max_epochs=3`` where it does not say
+    # what `Trainer` is told; ``max_epochs=3`` where it does not say
+    trainer: dict[str, Any] = field(default_factory=dict)
     loader: str = "sized"  # or "unsized", or "endless"
     estimated: bool = False  # ``configure_optimizers`` asks for ``trainer.estimated_stepping_batches``
     hook: bool = False  # the loader is made by ``train_dataloader`` and not passed to ``fit``
@@ -67,9 +72,30 @@ CASES = [
     Case("exception", EXCEPTION, 1.5, fails=1.5),
     Case("mid-epoch, `estimated_stepping_batches`", MID, 1.5, estimated=True),
     Case("epoch end, `estimated_stepping_batches`", EPOCH_END, 2, estimated=True, alone=True),
-    Case("mid-epoch, `reload_dataloaders_every_n_epochs`", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, hook=True, alone=True),
-    Case("last batch, `reload_dataloaders_every_n_epochs`", EDGE, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True, alone=True),
-    Case("epoch end, `reload_dataloaders_every_n_epochs`", EPOCH_END, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True, alone=True),
+    Case(
+        "mid-epoch, `reload_dataloaders_every_n_epochs`",
+        MID,
+        1.5,
+        {"reload_dataloaders_every_n_epochs": 1},
+        hook=True,
+        alone=True,
+    ),
+    Case(
+        "last batch, `reload_dataloaders_every_n_epochs`",
+        EDGE,
+        2,
+        {"reload_dataloaders_every_n_epochs": 1},
+        hook=True,
+        alone=True,
+    ),
+    Case(
+        "epoch end, `reload_dataloaders_every_n_epochs`",
+        EPOCH_END,
+        2,
+        {"reload_dataloaders_every_n_epochs": 1},
+        hook=True,
+        alone=True,
+    ),
     Case("mid-epoch, `limit_train_batches`", {"every": 0.75}, 0.75, {"limit_train_batches": 0.5}, alone=True),
     Case("last batch, `limit_train_batches`", {"every": 1.0}, 1, {"limit_train_batches": 0.5}),
     Case("epoch end, `limit_train_batches`", EPOCH_END, 1, {"limit_train_batches": 0.5}, alone=True),
@@ -81,14 +107,40 @@ CASES = [
     Case("un-sized, epoch end", EPOCH_END, 2, loader="unsized"),
     Case("un-sized, exception", EXCEPTION, 1.5, loader="unsized", fails=1.5),
     Case(
-        "un-sized, mid-epoch, `estimated_stepping_batches`", MID, 1.5, {"max_steps": 2.5, "max_epochs": 9}, loader="unsized", estimated=True
+        "un-sized, mid-epoch, `estimated_stepping_batches`",
+        MID,
+        1.5,
+        {"max_steps": 2.5, "max_epochs": 9},
+        loader="unsized",
+        estimated=True,
     ),
-    Case("un-sized, mid-epoch, reloaded", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, loader="unsized", hook=True),
-    Case("un-sized, last batch of `limit_train_batches`", {"every": 1.0}, 1, {"limit_train_batches": 0.5}, loader="unsized"),
+    Case(
+        "un-sized, mid-epoch, reloaded", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, loader="unsized", hook=True
+    ),
+    Case(
+        "un-sized, last batch of `limit_train_batches`",
+        {"every": 1.0},
+        1,
+        {"limit_train_batches": 0.5},
+        loader="unsized",
+    ),
     Case("endless, `max_steps`", MID, 1.5, {"max_steps": 2.5}, loader="endless"),
-    Case("endless, `limit_train_batches`, last batch", {"every": 0.75}, 0.75, {"limit_train_batches": 0.75}, loader="endless", alone=True),
+    Case(
+        "endless, `limit_train_batches`, last batch",
+        {"every": 0.75},
+        0.75,
+        {"limit_train_batches": 0.75},
+        loader="endless",
+        alone=True,
+    ),
     Case("endless, `limit_train_batches`, epoch end", EPOCH_END, 0.75, {"limit_train_batches": 0.75}, loader="endless"),
 ]
+
+
+def some(every: int) -> list[Case]:
+    """Each ``every``-th case, from the second one on; 4 leave every kind of loader, checkpoint and option."""
+    return CASES[1::every] if every > 1 else CASES
+
 
 CHANGES = [
     Case("mid-epoch", MID, 1.5, validated=True),
@@ -117,7 +169,9 @@ def new_loader(case: Case, **options: Any) -> penstock.Loader[Any]:
     """The loader of a case."""
     if case.loader == "unsized":
         return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", **options)
-    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", **options)
+    return penstock.Loader.from_dataset(
+        Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", **options
+    )
 
 
 class Model(LightningModule):
@@ -144,7 +198,9 @@ class Model(LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=1e-6)
         if self.case.estimated:
-            torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-6, total_steps=int(self.trainer.estimated_stepping_batches))
+            torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, 1e-6, total_steps=int(self.trainer.estimated_stepping_batches)
+            )
         return optimizer
 
 
@@ -153,7 +209,9 @@ class HookedModel(Model):
         return self.make()
 
 
-def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | None = None, fails: int | None = None) -> Model:
+def fit(
+    case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | None = None, fails: int | None = None
+) -> Model:
     """One run of a case to the end."""
     epoch = N // B // ranks
     made = new_loader(case)
@@ -168,10 +226,16 @@ def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | N
         checkpoint["every_n_train_steps"] = max(1, int(checkpoint.pop("every") * epoch))
     saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, **checkpoint)
     trainer = new_trainer(
-        ranks, [saver, *([LightningCallback()] if kind == WITH else [])], num_sanity_val_steps=1, limit_val_batches=1, **options
+        ranks,
+        [saver, *([LightningCallback()] if kind == WITH else [])],
+        num_sanity_val_steps=1,
+        limit_val_batches=1,
+        **options,
     )
     try:
-        trainer.fit(model, None if case.hook else made, DataLoader([0, 1]) if case.validated else None, ckpt_path=resume)
+        trainer.fit(
+            model, None if case.hook else made, DataLoader([0, 1]) if case.validated else None, ckpt_path=resume
+        )
     except RuntimeError as exc:
         if str(exc) != "as planned":
             raise
@@ -227,7 +291,8 @@ def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
 
 
 def exact(case: Case, kind: str, result: dict[str, Any], rank: int = 0, ranks: int = 1) -> bool:
-    """Whether the resumed run trained on the same batches, in order and by value, as the single run after that point, and the single run was right.
+    """Whether the resumed run trained on the same batches, in order and by value, as the single run after that point,
+    and the single run was right.
 
     With the callback, Lightning's own epoch number must also be right at every batch.
     """
@@ -239,11 +304,14 @@ def exact(case: Case, kind: str, result: dict[str, Any], rank: int = 0, ranks: i
 
 def sequence(results: list[list[list[int]]]) -> list[int]:
     """The samples of all ranks, dealt back into one global sequence."""
-    return [value for batches in zip(*results, strict=True) for round_ in zip(*batches, strict=True) for value in round_]
+    return [
+        value for batches in zip(*results, strict=True) for round_ in zip(*batches, strict=True) for value in round_
+    ]
 
 
 def what_dataloader_does() -> dict[str, str | int]:
-    """The same sampler in a DataLoader: Lightning's error, and, without Lightning's sampler, how many primaries this rank trains."""
+    """The same sampler in a DataLoader: Lightning's error, and, without Lightning's sampler, how many primaries this
+    rank trains."""
     said: dict[str, str | int] = {}
     for injected in (True, False):
         model = Model()
@@ -296,22 +364,35 @@ def refusals() -> dict[str, str]:
 
 
 def quiet() -> None:
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+    for name in (
+        "lightning.pytorch",
+        "lightning.fabric",
+        "lightning.pytorch.utilities.rank_zero",
+        "lightning.fabric.utilities.seed",
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, every: int = 1) -> None:
     """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}}
-    for case in CASES:
+    for case in some(every):
         seen["cases"][case.name] = run(case, WITH, folder, ranks=2)
     for case in CHANGES:
         place = place_of(case, WITH, folder / "alone", 1)  # made by one rank, before this script
-        seen["changes"][case.name] = again(case, WITH, place, folder / "changed", steps=int(case.resume * (N // B)), ranks=2)
-        fit(case, WITH, place_of(case, WITH, folder / "from two", 2), ranks=2, fails=case.fails and int(case.fails * N // B / 2))
+        seen["changes"][case.name] = again(
+            case, WITH, place, folder / "changed", steps=int(case.resume * (N // B)), ranks=2
+        )
+        fit(
+            case,
+            WITH,
+            place_of(case, WITH, folder / "from two", 2),
+            ranks=2,
+            fails=case.fails and int(case.fails * N // B / 2),
+        )
     seen["dataloader"] = what_dataloader_does()
     seen["refusals"] = refusals()
     seen["validated"] = validated()
@@ -319,4 +400,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,4 +1,5 @@
-"""Trains forever on two ranks, each with two worker processes. Each rank prints a line, and the program waits for an interrupt."""
+"""Trains forever on two ranks, each with two worker processes. Each rank prints a line, and the program waits for an
+interrupt."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from penstock.testing import Tagged
 class Telling(Model):
     def training_step(self, batch: Any) -> Any:
         if len(self.seen) == 3:
-            sys.stdout.write(f"training {os.getpid()}\n")  # print may write the line in two pieces, and both ranks write into one pipe
+            # print may write the line in two pieces, and both ranks write into one pipe
+            sys.stdout.write(f"training {os.getpid()}\n")
             sys.stdout.flush()
         return super().training_step(batch)
 

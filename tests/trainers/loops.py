@@ -66,7 +66,8 @@ def fabric(folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int =
 def accelerate(
     folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False
 ) -> tuple[list[list[int]], list[int]]:
-    """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it synchronized."""
+    """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it
+    synchronized."""
     from accelerate import Accelerator
 
     from penstock.integrations.accelerate import AccelerateLoader
@@ -129,7 +130,9 @@ def named(values: list[int]) -> dict[str, torch.Tensor]:
     return {"x": torch.tensor(values, dtype=torch.float32).unsqueeze(1)}
 
 
-def hugging_face(folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> tuple[list[list[int]], int]:
+def hugging_face(
+    folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any
+) -> tuple[list[list[int]], int]:
     """The Hugging Face Trainer: the batches and the optimizer steps. Writes ``checkpoint-{save_at}``."""
     trainer = hugging_face_trainer(folder, save_at=save_at, resume=resume, ranks=ranks, **options)
     return trainer.model.seen, trainer.state.global_step
@@ -156,7 +159,9 @@ def hugging_face_trainer(folder: Path, *, save_at: int = 0, resume: int = 0, ran
         "per_device_train_batch_size": B,
         "ignore_data_skip": True,
     } | options
-    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, seed=3, **arguments)
+    arguments = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, seed=3, **arguments
+    )
     trainer = Own(Regression(), arguments, callbacks=[callback], train_dataset=list(range(N)), data_collator=named)
     trainer.train(resume_from_checkpoint=resume_from and str(resume_from))
     made.close()
@@ -177,13 +182,22 @@ def labelled(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def columns(n: int) -> list[dict[str, Any]]:
-    return [{"x": torch.tensor([float(i)]), "labels": torch.tensor([i / n]), "comment": "not for the model"} for i in range(n)]
+    return [
+        {"x": torch.tensor([float(i)]), "labels": torch.tensor([i / n]), "comment": "not for the model"}
+        for i in range(n)
+    ]
 
 
 def mixed_in(
-    folder: Path, mixin: bool = True, n: int = N, evaluated: Any = None, change: Any = lambda trainer: trainer, **options: Any
+    folder: Path,
+    mixin: bool = True,
+    n: int = N,
+    evaluated: Any = None,
+    change: Any = lambda trainer: trainer,
+    **options: Any,
 ) -> Any:
-    """A trainer, which ``change`` may change, with the mixin, which should need nothing else, or without it, for comparison."""
+    """A trainer, which ``change`` may change, with the mixin, which should need nothing else, or without it, for
+    comparison."""
     from transformers import Trainer, TrainingArguments
 
     from penstock.integrations.transformers import HFTrainerMixin
@@ -191,14 +205,23 @@ def mixed_in(
     class Own(*([HFTrainerMixin] if mixin else []), change(Trainer)):
         pass
 
-    options = {"num_train_epochs": EPOCHS, "save_steps": 18, "per_device_train_batch_size": B, "logging_steps": 1, "seed": 3} | options
+    options = {
+        "num_train_epochs": EPOCHS,
+        "save_steps": 18,
+        "per_device_train_batch_size": B,
+        "logging_steps": 1,
+        "seed": 3,
+    } | options
     arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **options)
     torch.manual_seed(1)
-    return Own(Labelled(), arguments, train_dataset=columns(n), eval_dataset=evaluated or columns(13), data_collator=labelled)
+    return Own(
+        Labelled(), arguments, train_dataset=columns(n), eval_dataset=evaluated or columns(13), data_collator=labelled
+    )
 
 
 class Repeated(Sampler):
-    """Each index four times in a row, in a new order every epoch, as trainers do that compare several answers to one question."""
+    """Each index four times in a row, in a new order every epoch, as trainers do that compare several answers to one
+    question."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -252,7 +275,14 @@ def evaluated(folder: Path, mixin: bool, kind: Callable[[int], Any] = columns, *
     for n in (8, 12, 13, 19, 24) if options.get("dataloader_drop_last") else (1, 5, 12, 13, 16, 24):
         trainer = mixed_in(folder, mixin, evaluated=kind(n), per_device_eval_batch_size=4, **options)
         predicted = trainer.predict(trainer.eval_dataset)
-        found.append([n, trainer.evaluate()["eval_loss"], predicted.predictions.flatten().tolist(), predicted.label_ids.flatten().tolist()])
+        found.append(
+            [
+                n,
+                trainer.evaluate()["eval_loss"],
+                predicted.predictions.flatten().tolist(),
+                predicted.label_ids.flatten().tolist(),
+            ]
+        )
     return found
 
 
@@ -263,7 +293,13 @@ def mixed_in_runs(folder: Path, **options: Any) -> dict[str, Any]:
     whole.train()
     resumed = mixed_in(folder, **options)
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{at:.0f}"))
-    return {"at": at, "whole": whole.model.seen, "resumed": resumed.model.seen, "logs": logs(whole), "logs again": logs(resumed)}
+    return {
+        "at": at,
+        "whole": whole.model.seen,
+        "resumed": resumed.model.seen,
+        "logs": logs(whole),
+        "logs again": logs(resumed),
+    }
 
 
 def logs(trainer: Any) -> list[dict[str, float]]:
@@ -276,11 +312,19 @@ def both(trainer: str, folder: Path, point: str, ranks: int = 1) -> dict[str, An
     at = int(POINTS[point] * N / B / ranks)
     place = folder / f"{trainer} {point}"
     if trainer == "Fabric":
-        return {"at": at, "whole": fabric(place, save_at=at, ranks=ranks), "resumed": fabric(place, resume=True, ranks=ranks)}
+        return {
+            "at": at,
+            "whole": fabric(place, save_at=at, ranks=ranks),
+            "resumed": fabric(place, resume=True, ranks=ranks),
+        }
     if trainer == "Accelerate":
-        whole, resumed = (accelerate(place, ranks=ranks, **options)[0] for options in ({"save_at": at}, {"resume": True}))
+        whole, resumed = (
+            accelerate(place, ranks=ranks, **options)[0] for options in ({"save_at": at}, {"resume": True})
+        )
     else:
-        whole, resumed = (hugging_face(place, ranks=ranks, **options)[0] for options in ({"save_at": at}, {"resume": at}))
+        whole, resumed = (
+            hugging_face(place, ranks=ranks, **options)[0] for options in ({"save_at": at}, {"resume": at})
+        )
     return {"at": at, "whole": whole, "resumed": resumed}
 
 
@@ -301,13 +345,17 @@ def quiet() -> None:
 def main(folder: Path) -> None:
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
-    seen: dict[str, Any] = {f"{trainer}, {point}": both(trainer, folder, point, ranks=2) for trainer in TRAINERS for point in POINTS}
+    seen: dict[str, Any] = {
+        f"{trainer}, {point}": both(trainer, folder, point, ranks=2) for trainer in TRAINERS for point in POINTS
+    }
     change = folder / "alone"  # made by one rank
     seen["change"] = {
         "Fabric": fabric(change / "Fabric", resume=True, ranks=2),
         "Accelerate": accelerate(change / "Accelerate", resume=True, ranks=2)[0],
     }
-    seen["evaluated"] = [evaluated(folder, mixin, dataloader_drop_last=drop) for mixin in (True, False) for drop in (False, True)]
+    seen["evaluated"] = [
+        evaluated(folder, mixin, dataloader_drop_last=drop) for mixin in (True, False) for drop in (False, True)
+    ]
     seen["mixed in"] = mixed_in_runs(folder / "mixed in", save_steps=8)
     (folder / f"loops{os.environ['RANK']}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()

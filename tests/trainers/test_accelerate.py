@@ -69,7 +69,8 @@ def test_an_unsized_loader_is_read_one_ahead_and_its_state_is_not(tmp_path: Path
 
 
 def test_the_end_of_an_unsized_pass_is_seen() -> None:
-    """Seen to fail: a state saved after the epoch continued with its empty remainder, because the end was read ahead and not committed."""
+    """Seen to fail: a state saved after the epoch continued with its empty remainder, because the end was read ahead
+    and not committed."""
     accelerator = new_accelerator()
     with loops.unsized_loader() as loader, loops.unsized_loader() as resumed:
         shim = AccelerateLoader(loader, accelerator, save=False)
@@ -151,8 +152,8 @@ def test_prepare_leaves_the_loader_as_it_is() -> None:
 def test_accelerate_never_rebuilds_a_loader(configuration: dict, workers: int) -> None:
     """By no path, and the error says what to write.
 
-    Seen to fail: with workers, ``prepare_data_loader`` gave a ``DataLoader`` without order and transform, and ``skip_first_batches`` of a stream
-    every item once per worker, both without a word.
+    Seen to fail: with workers, ``prepare_data_loader`` gave a ``DataLoader`` without order and transform, and
+    ``skip_first_batches`` of a stream every item once per worker, both without a word.
     """
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
     words = {"batch_size": 4, "num_workers": workers, "transform": str}
@@ -172,7 +173,8 @@ def test_accelerate_never_rebuilds_a_loader(configuration: dict, workers: int) -
                 lambda loader: accelerator.skip_first_batches(loader, 2),
             ):
                 with pytest.raises(
-                    AttributeError if loader is shim else TypeError, match="prepare, prepare_data_loader (and|or) skip_first"
+                    AttributeError if loader is shim else TypeError,
+                    match="prepare, prepare_data_loader (and|or) skip_first",
                 ):
                     rebuild(loader)
         assert not hasattr(shim, "dataset")

@@ -1,4 +1,5 @@
-"""The program of GRPO over a `Ledger` is killed on two ranks, and goes on with one: each prompt is trained on, dropped or open, once."""
+"""The program of GRPO over a `Ledger` is killed on two ranks, and goes on with one: each prompt is trained on, dropped
+or open, once."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def last_checkpoint(folder: Path) -> Any:
     if (folder / "checkpoint.pt").exists():
         saved = torch.load(folder / "checkpoint.pt")
         return saved["step"], saved["rollouts"]
-    steps = {int(file.parent.name.removeprefix("checkpoint-")): file for file in folder.glob("checkpoint-*/ledger.json")}
+    steps = {
+        int(file.parent.name.removeprefix("checkpoint-")): file for file in folder.glob("checkpoint-*/ledger.json")
+    }
     return max(steps), json.loads(steps[max(steps)].read_text())
 
 
@@ -44,8 +47,11 @@ def number(at: Any) -> int:
 
 
 @pytest.mark.parametrize("trainer", ["plain", "trl"])
-def test_grpo_killed_on_two_ranks_goes_on_with_one(trainer: str, tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """Seen to fail: with ``done`` once a rollout is finished, and with a state from before the settlements of its step."""
+def test_grpo_killed_on_two_ranks_goes_on_with_one(
+    trainer: str, tmp_path: Path, run_program: Callable[..., str]
+) -> None:
+    """Seen to fail: with ``done`` once a rollout is finished, and with a state from before the settlements of its
+    step."""
     if trainer == "trl" and find_spec("trl") is None:
         pytest.skip("TRL is not installed")
     words = ["--folder", "run", *(["--plain"] if trainer == "plain" else [])]
@@ -56,7 +62,9 @@ def test_grpo_killed_on_two_ranks_goes_on_with_one(trainer: str, tmp_path: Path,
     assert "48 prompts trained on" in said
     assert ", 0 lost, 0 twice" in said
     end = json.loads((tmp_path / "run" / "end.json").read_text())
-    with penstock.Loader.from_dataset(range(N), batch_size=None, shuffle=True, seed=1, infinite=True, collate_fn=int) as loader:
+    with penstock.Loader.from_dataset(
+        range(N), batch_size=None, shuffle=True, seed=1, infinite=True, collate_fn=int
+    ) as loader:
         sequence = list(islice(loader, 4 * N))
     settled = [*end["settled"]["done"], *end["settled"]["dropped"]]
     assert all(index == sequence[number(at)] for *at, index in settled)
@@ -65,7 +73,10 @@ def test_grpo_killed_on_two_ranks_goes_on_with_one(trainer: str, tmp_path: Path,
         assert end["settled"][how][: len(before["settled"][how])] == before["settled"][how]
     everything = sorted([*map(number, settled), *opened(end["ledger"])])
     assert everything == [*range(len(everything))]
-    was_open, reached = opened(before["ledger"]), sum(map(len, before["settled"].values())) + len(opened(before["ledger"]))
+    was_open, reached = (
+        opened(before["ledger"]),
+        sum(map(len, before["settled"].values())) + len(opened(before["ledger"])),
+    )
     assert was_open
     served = sorted(map(number, end["served"]))
     assert served == [*was_open, *range(reached, reached + len(served) - len(was_open))]

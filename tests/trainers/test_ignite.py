@@ -1,7 +1,8 @@
-"""ignite: its Engine is exact with a loaded loader, and its DeterministicEngine, which would skip a second time, is refused.
+"""ignite: its Engine is exact with a loaded loader, and its DeterministicEngine, which would skip a second time, is
+refused.
 
-ignite is not among the packages for tests. What matters is which module asks for the iterator, so a function of that name stands in for it; with
-ignite installed, its own engines run.
+ignite is not among the packages for tests. What matters is which module asks for the iterator, so a function of that
+name stands in for it; with ignite installed, its own engines run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def _discarding() -> Any:
     """What ``DeterministicEngine`` does to begin after ``iteration`` batches."""
     module = types.ModuleType("ignite.engine.deterministic")
     exec(
-        "def begin(data, iteration):\n    it = iter(data)\n    [next(it) for _ in range(iteration % len(data))]\n    return it",
+        "def begin(data, iteration):\n    it = iter(data)\n    [next(it) for _ in range(iteration % len(data))]\n    "
+        "return it",
         vars(module),
     )
     return module.begin

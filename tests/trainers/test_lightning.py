@@ -36,11 +36,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings(
-        "ignore:.*(does not have many workers|isinstance\\(treespec, LeafSpec\\)|srun|'set_vital' is deprecated|Starting from v1.9|GPU available|ckpt_path|The dirpath has changed|Checkpoint directory|Counted has no state_dict)"
+        "ignore:.*(does not have many workers|isinstance\\(treespec, LeafSpec\\)|srun|'set_vital' is "
+        "deprecated|Starting from v1.9|GPU available|ckpt_path|The dirpath has changed|Checkpoint directory|Counted "
+        "has no state_dict)"
     ),
 ]
 
-PAGE = Path(__file__).parents[2] / "docs" / "appendix" / "trainers_table.md"
+PAGE = Path(__file__).parents[2] / "examples" / "measurements" / "trainers_table.md"
 
 
 def test_the_page_tells_when_the_callback_is_needed() -> None:
@@ -54,9 +56,9 @@ def test_the_page_tells_when_the_callback_is_needed() -> None:
 def test_one_rank(case: Case, tmp_path: Path) -> None:
     """With the callback all cases are exact; without it, those that the guide lists.
 
-    Seen to fail, with these parts of the callback taken out: commit (24 cases), restoring before the first fetch rather than at the start
-    of training (11), handing on to reloaded loaders (4), end_epoch (3), putting back what was fetched too early (1), beginning the next
-    epoch under max_steps (1).
+    Seen to fail, with these parts of the callback taken out: commit (24 cases), restoring before the first fetch rather
+    than at the start of training (11), handing on to reloaded loaders (4), end_epoch (3), putting back what was fetched
+    too early (1), beginning the next epoch under max_steps (1).
     """
     for kind in (WITHOUT, WITH):
         assert exact(case, kind, cases.run(case, kind, tmp_path)) == (kind == WITH or case.alone), kind
@@ -65,25 +67,31 @@ def test_one_rank(case: Case, tmp_path: Path) -> None:
 def made_alone(folder: Path) -> None:
     """Save the checkpoints of one rank that are resumed on two."""
     for case in CHANGES:
-        cases.fit(case, WITH, cases.place_of(case, WITH, folder, 1), fails=case.fails and int(case.fails * cases.N // cases.B))
+        cases.fit(
+            case, WITH, cases.place_of(case, WITH, folder, 1), fails=case.fails and int(case.fails * cases.N // cases.B)
+        )
 
 
-def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """Lightning starts both ranks; the batches of every rank are compared. There is a single launch, because starting takes longer than all runs.
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_two_ranks(every: int, tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """Lightning starts both ranks; the batches of every rank are compared. There is a single launch, because starting
+    takes longer than all runs.
 
     Seen to fail: after a change of the number of ranks, Lightning's saved count of batches was not corrected.
     """
     made_alone(tmp_path / "alone")
-    run_program(Path(cases.__file__), str(tmp_path))
+    run_program(Path(cases.__file__), str(tmp_path), every)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    for case in CASES:
+    for case in cases.some(every):
         assert all(exact(case, WITH, seen["cases"][case.name], rank, 2) for rank, seen in enumerate(ranks)), case.name
     of_changes([rank["changes"] for rank in ranks], tmp_path)
     for said in [rank["refusals"] for rank in ranks]:
         assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches per epoch, and DDP hangs")
         assert said["wrapped"].startswith("0 steps: a penstock.Loader is inside a DataLoader")
-    assert [rank["validated"]["exact"] for rank in ranks] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]  # the guide's first example
-    assert [rank["validated"]["pad"] for rank in ranks] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]  # it was: one sample counts twice
+    # the guide's first example
+    assert [rank["validated"]["exact"] for rank in ranks] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
+    # it was: one sample counts twice
+    assert [rank["validated"]["pad"] for rank in ranks] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]
     for said in [rank["dataloader"] for rank in ranks]:
         assert said["True"].startswith(" Lightning can't inject a (distributed) sampler into your batch sampler")
         assert said["False"] == 20  # every rank trains all of them: no sharding at all
@@ -112,9 +120,11 @@ def validations(case: Case) -> int:
 
 @pytest.mark.soak
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
-    """Two ranks with two workers each must all end after a Ctrl-C, which a terminal sends to every process of the group.
+    """Two ranks with two workers each must all end after a Ctrl-C, which a terminal sends to every process of the
+    group.
 
-    Seen to fail: a zygote that never leaves its loop and that `ByZygote.kill` does not kill. (Either alone is made up for by the other.)
+    Seen to fail: a zygote that never leaves its loop and that `ByZygote.kill` does not kill. (Either alone is made up
+    for by the other.)
     """
     output = tmp_path / "output.txt"
     with output.open("w") as errors:
@@ -181,10 +191,17 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
     model = Validated(dataset)
     with (
         Loader.from_dataset(Tagged(8), batch_size=4) as train,
-        Loader.from_dataset(dataset, batch_size=4, num_workers=2, method=method, prefetch_next_epoch=False) as validation,
+        Loader.from_dataset(
+            dataset, batch_size=4, num_workers=2, method=method, prefetch_next_epoch=False
+        ) as validation,
     ):
         trainer = cases.new_trainer(
-            1, [LightningCallback()], max_epochs=6, check_val_every_n_epoch=3, num_sanity_val_steps=0, enable_checkpointing=False
+            1,
+            [LightningCallback()],
+            max_epochs=6,
+            check_val_every_n_epoch=3,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
         )
         trainer.fit(model, train, validation)
     assert [i for batch in model.validated for i in batch] == [*range(30)] * 2
@@ -196,7 +213,8 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
 
 
 def test_max_steps_in_mid_epoch_and_an_epoch_end_checkpoint(tmp_path: Path) -> None:
-    """When Lightning stops, it ends its epoch, but the loader does not: with more steps the run continues in the same epoch."""
+    """When Lightning stops, it ends its epoch, but the loader does not: with more steps the run continues in the same
+    epoch."""
     stops = Case("stops", cases.EPOCH_END, 1.5, {"max_steps": 1.5})
     goes_on = Case("goes on", cases.EPOCH_END, 1.5, {"max_steps": 2.5})
     before = cases.fit(stops, WITH, tmp_path)
@@ -216,7 +234,9 @@ class RestoresLate(SingleDeviceStrategy):
 def test_a_strategy_that_restores_late(loader: str, tmp_path: Path) -> None:
     """Seen to fail: without fetching again, the load had invalidated the iterator of the un-sized loader."""
     StrategyRegistry.register("late", RestoresLate, device="cpu", override=True)
-    case = Case("late", cases.MID, 1.5, {"strategy": "late", "max_steps": 3.0, "max_epochs": 9}, loader=loader, estimated=True)
+    case = Case(
+        "late", cases.MID, 1.5, {"strategy": "late", "max_steps": 3.0, "max_epochs": 9}, loader=loader, estimated=True
+    )
     assert exact(case, WITH, cases.run(case, WITH, tmp_path))
 
 
@@ -229,7 +249,9 @@ class Both(cases.Model):
         return self.layer(next(iter(given.values())).float().unsqueeze(1)).mean() / 1000
 
 
-def combined(mode: str, folder: Path, callbacks: list[LightningCallback], resume: Path | None = None) -> list[list[int]]:
+def combined(
+    mode: str, folder: Path, callbacks: list[LightningCallback], resume: Path | None = None
+) -> list[list[int]]:
     """Three epochs over six and three batches together, with a checkpoint after every step."""
     model = Both()
     saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
@@ -254,8 +276,9 @@ MODES = {
 def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_path: Path) -> None:
     """From every step on, by value, with None once a loader has ended before the other.
 
-    Seen to fail: under the rule that a finished epoch resumes to the next one, the short loader started its next epoch too early in
-    max_size; when Lightning's epoch number decided, a short loader that restarts repeated its previous epoch.
+    Seen to fail: under the rule that a finished epoch resumes to the next one, the short loader started its next epoch
+    too early in max_size; when Lightning's epoch number decided, a short loader that restarts repeated its previous
+    epoch.
     """
     whole = combined(mode, tmp_path, [LightningCallback()])
     with Loader.from_dataset(Tagged(9), batch_size=3, shuffle=True, seed=2) as short:
@@ -263,7 +286,9 @@ def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_p
     expected = [[-1] if place is None else epochs[place[0]][place[1]] for place in MODES[mode]]
     assert [step[4:] for step in whole[: len(expected)]] == expected
     for step in range(1, len(whole)):
-        assert combined(mode, tmp_path / "again", [LightningCallback()], tmp_path / f"step={step}.ckpt") == whole[step:], step
+        assert (
+            combined(mode, tmp_path / "again", [LightningCallback()], tmp_path / f"step={step}.ckpt") == whole[step:]
+        ), step
 
 
 class Pairs:
@@ -290,9 +315,11 @@ class Keys:
 )
 @pytest.mark.filterwarnings("ignore:WrongLength has a length of 5")
 def test_a_sampler_whose_length_shows_in_the_epoch(samplers: dict[str, Any], tmp_path: Path) -> None:
-    """Lightning counts an epoch by what it asked before. Seen to fail: the epoch's last batch was not trained after a resume.
+    """Lightning counts an epoch by what it asked before. Seen to fail: the epoch's last batch was not trained after a
+    resume.
 
-    With a length that is too small, Lightning ends the epoch there, whatever the loader; it resumes as if it had not been stopped.
+    With a length that is too small, Lightning ends the epoch there, whatever the loader; it resumes as if it had not
+    been stopped.
     """
 
     def once(folder: Path, resume: Path | None = None) -> list[list[int]]:
@@ -311,7 +338,8 @@ def test_a_sampler_whose_length_shows_in_the_epoch(samplers: dict[str, Any], tmp
 @pytest.mark.parametrize("loader", ["sized", "unsized", "endless"])
 @pytest.mark.filterwarnings("error:You requested to overfit")
 def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path) -> None:
-    """They are those of epoch 0, also after a resume, and if the loader was in another epoch. Seen to fail: other batches in each epoch."""
+    """They are those of epoch 0, also after a resume, and if the loader was in another epoch. Seen to fail: other
+    batches in each epoch."""
 
     def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> cases.Model:
         model = cases.Model()
@@ -324,7 +352,9 @@ def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path
                 next(iter(train))
                 train.set_epoch(2)
                 next(iter(train))
-            trainer = cases.new_trainer(1, [saver, LightningCallback()], max_epochs=3, overfit_batches=2, num_sanity_val_steps=0)
+            trainer = cases.new_trainer(
+                1, [saver, LightningCallback()], max_epochs=3, overfit_batches=2, num_sanity_val_steps=0
+            )
             trainer.fit(model, train, validation, ckpt_path=resume)
         return model
 
@@ -342,7 +372,9 @@ def test_overfit_batches_leave_the_loaders_of_the_user_alone() -> None:
     """The CombinedLoader that was passed is not changed, so a later run gets all of its epochs."""
     with Loader.from_dataset(Tagged(24), batch_size=4, shuffle=True) as loader:
         both = CombinedLoader({"one": loader}, "max_size")
-        trainer = cases.new_trainer(1, [LightningCallback()], max_epochs=2, overfit_batches=1, enable_checkpointing=False)
+        trainer = cases.new_trainer(
+            1, [LightningCallback()], max_epochs=2, overfit_batches=1, enable_checkpointing=False
+        )
         trainer.fit(OfOne(), both)
         assert both.flattened == [loader]
         model = OfOne()
@@ -361,6 +393,7 @@ def test_a_checkpoint_of_other_loaders_is_refused() -> None:
     callback = LightningCallback()
     with Loader.from_dataset(Tagged(8)) as loader:
         callback.load_state_dict({"loaders": [loader.state_dict()] * 2})
-        assert callback.state_dict() == {"loaders": [loader.state_dict()] * 2}  # until then, what was loaded is what is saved
+        # until then, what was loaded is what is saved
+        assert callback.state_dict() == {"loaders": [loader.state_dict()] * 2}
         with pytest.raises(StateError, match="states of 2 penstock loaders, but there are 1"):
             callback._seen(loader)

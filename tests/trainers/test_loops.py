@@ -1,4 +1,5 @@
-"""Fabric, Accelerate and the Hugging Face Trainer resume exactly, on one rank, on two, and on another number of ranks."""
+"""Fabric, Accelerate and the Hugging Face Trainer resume exactly, on one rank, on two, and on another number of
+ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*(isinstance\\(treespec, LeafSpec\\)|'set_vital' is deprecated|pin_memory|srun)"),
+    pytest.mark.filterwarnings(
+        "ignore:.*(isinstance\\(treespec, LeafSpec\\)|'set_vital' is deprecated|pin_memory|srun)"
+    ),
     pytest.mark.filterwarnings("ignore:Counted has no state_dict"),
 ]
 
@@ -36,7 +39,8 @@ def test_one_rank(trainer: str, point: str, tmp_path: Path) -> None:
 
 
 def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """The batches of every rank are compared in order; a checkpoint of one rank resumes on two, and one of two ranks on one."""
+    """The batches of every rank are compared in order; a checkpoint of one rank resumes on two, and one of two ranks on
+    one."""
     alone = tmp_path / "alone"
     loops.fabric(alone / "Fabric", save_at=18)
     loops.accelerate(alone / "Accelerate", save_at=18)

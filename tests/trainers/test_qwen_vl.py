@@ -1,5 +1,5 @@
-"""A tiny Qwen2.5-VL of Transformers, with weights made here, gives each document in a pack the logits that it has alone: by segments, by positions and by
-``cu_seqlens``."""
+"""A tiny Qwen2.5-VL of Transformers, with weights made here, gives each document in a pack the logits that it has
+alone: by segments, by positions and by ``cu_seqlens``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,25 @@ IMAGE, VOCABULARY, CAPACITY = 90, 96, 40
 GRIDS = [[(1, 4, 4)], [], [(1, 4, 6), (1, 4, 4)], [(1, 6, 4)], [], [], [(1, 4, 4)]]
 TEXT = [5, 9, 4, 3, 40, 1, 7]
 PATCH = 3 * 2 * 2 * 2
-DECLARED: dict[str, Any] = {"pixel_values": torch.empty(0, PATCH), "image_grid_thw": torch.empty(0, 3, dtype=torch.int64)}
+DECLARED: dict[str, Any] = {
+    "pixel_values": torch.empty(0, PATCH),
+    "image_grid_thw": torch.empty(0, 3, dtype=torch.int64),
+}
 
 
 def varlen(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float, cu_seq_lens_q: Any, max_length_q: int, **_: Any
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float,
+    cu_seq_lens_q: Any,
+    max_length_q: int,
+    **_: Any,
 ) -> Any:
-    """Attention of variable length as flash-attn defines it, in plain torch: the batch is one row of places, cut at the borders."""
+    """Attention of variable length as flash-attn defines it, in plain torch: the batch is one row of places, cut at the
+    borders."""
     heads, (batch, _, length, _) = query.shape[1], query.shape
     groups = heads // key.shape[1]
     flat = [
@@ -48,22 +60,44 @@ def varlen(
 def model() -> Iterator[Any]:
     transformers.AttentionInterface.register("varlen in torch", varlen)
     text = {
-        **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-        **{"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        **{
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+        },
         **{"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 256},
     }
     vision = {
-        **{"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32, "patch_size": 2},
+        **{
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "patch_size": 2,
+        },
         **{"spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 8, "fullatt_block_indexes": [1]},
     }
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=91)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=91
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on products as small as these, more of them mostly wait
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield transformers.Qwen2_5_VLForConditionalGeneration(config).eval().double()
+    torch.set_num_threads(threads)
 
 
 class Chats:
-    """Texts with pictures between the words, as the processor of Qwen makes them, with their positions: for the mask, in time, height and width."""
+    """Texts with pictures between the words, as the processor of Qwen makes them, with their positions: for the mask,
+    in time, height and width."""
 
     def __init__(self, model: Any, rows: int) -> None:
         self.model = model
@@ -125,15 +159,24 @@ def alone(model: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("way", "batch_size"), [*((way, 1) for way in WAYS), ("cu_seqlens", 3), ("positions of 4 rows", 3)])
-def test_a_document_in_a_pack_has_the_logits_that_it_has_alone(model: Any, alone: list[Any], way: str, batch_size: int) -> None:
-    """With and without pictures, and gradients are finite. Seen to fail: positions that start anew in each document; no mask; padding that belongs to no sequence;
-    the pictures of one document given to the next."""
+@pytest.mark.parametrize(
+    ("way", "batch_size"), [*((way, 1) for way in WAYS), ("cu_seqlens", 3), ("positions of 4 rows", 3)]
+)
+def test_a_document_in_a_pack_has_the_logits_that_it_has_alone(
+    model: Any, alone: list[Any], way: str, batch_size: int
+) -> None:
+    """With and without pictures, and gradients are finite. Seen to fail: positions that start anew in each document; no
+    mask; padding that belongs to no sequence; the pictures of one document given to the next."""
     rows, arguments, attention = WAYS[way]
     model.set_attn_implementation({"text_config": attention, "vision_config": "sdpa"})
     chats, counts = Chats(model, rows), list(map(len, GRIDS))
     packs = Packs(
-        list(map(len, alone)), CAPACITY, along=DECLARED, also={"image_grid_thw": (counts, 2)}, cu_seqlens=True, pad={"labels": -100}
+        list(map(len, alone)),
+        CAPACITY,
+        along=DECLARED,
+        also={"image_grid_thw": (counts, 2)},
+        cu_seqlens=True,
+        pad={"labels": -100},
     )
     seen: list[int] = []
     without = 0
@@ -142,7 +185,9 @@ def test_a_document_in_a_pack_has_the_logits_that_it_has_alone(model: Any, alone
             model.zero_grad()
             without += not pictures(batch)
             positions = batch["position_ids"].movedim(1, 0)
-            logits = model(batch["input_ids"], position_ids=positions, use_cache=False, **pictures(batch), **arguments(batch)).logits
+            logits = model(
+                batch["input_ids"], position_ids=positions, use_cache=False, **pictures(batch), **arguments(batch)
+            ).logits
             documents = iter(batch["documents"].tolist())
             for row, segments in zip(logits, batch["segment_ids"], strict=True):
                 for number in range(1, int(segments.max()) + 1):

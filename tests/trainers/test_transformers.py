@@ -39,13 +39,17 @@ def test_the_state_is_in_the_checkpoint_and_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restore", [False, True])
 def test_the_callback_reads_the_folder_that_the_trainer_resumes_from(tmp_path: Path, restore: bool) -> None:
-    """Fails if the callback looks for the state in output_dir, where another run may have left a checkpoint of the same step."""
+    """Fails if the callback looks for the state in output_dir, where another run may have left a checkpoint of the same
+    step."""
     whole, _ = loops.hugging_face(tmp_path / "one", save_at=12)
     loops.hugging_face(tmp_path / "other", save_at=12, loader=loops.new_loader(collate_fn=loops.named, tail="drop"))
     shutil.copytree(tmp_path / "one" / "checkpoint-12", tmp_path / "elsewhere" / "checkpoint-12")
     _empty(tmp_path / "one" / "checkpoint-12" / "trainer_state.json")
     again = {"folder": tmp_path / "one", "restore_callback_states_from_checkpoint": restore}
-    assert loops.hugging_face(again.pop("folder"), resume_from=tmp_path / "elsewhere" / "checkpoint-12", **again)[0] == whole[12:]
+    assert (
+        loops.hugging_face(again.pop("folder"), resume_from=tmp_path / "elsewhere" / "checkpoint-12", **again)[0]
+        == whole[12:]
+    )
 
 
 def _empty(file: Path) -> None:
@@ -67,7 +71,8 @@ def test_what_cannot_resume_is_refused_before_the_first_step(tmp_path: Path) -> 
 
 
 def test_accumulation_goes_on_with_the_same_batches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Windows of four divide an epoch of twelve. If windows do not divide it, the trainer itself drops the last window of the resumed epoch.
+    """Windows of four divide an epoch of twelve. If windows do not divide it, the trainer itself drops the last window
+    of the resumed epoch.
 
     Seen to fail: without a word.
     """
@@ -82,14 +87,19 @@ def test_accumulation_goes_on_with_the_same_batches(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize("at", [1, 4, 6])
-def test_the_mixin_steps_for_the_last_window_of_a_resumed_epoch(at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """12 batches in windows of 5. Seen to fail: the window of two made no step, with its gradients in the next one, and nobody said so."""
+def test_the_mixin_steps_for_the_last_window_of_a_resumed_epoch(
+    at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """12 batches in windows of 5. Seen to fail: the window of two made no step, with its gradients in the next one, and
+    nobody said so."""
     options = {"gradient_accumulation_steps": 5, "save_steps": at, "logging_steps": 1}
     runs = []
     for checkpoint in (None, tmp_path / f"checkpoint-{at}"):
         trainer = loops.mixed_in(tmp_path, **options)
         trainer.train(resume_from_checkpoint=checkpoint)
-        runs.append((trainer.state.global_step, loops.logs(trainer), trainer.model.layer.weight.item(), trainer.model.seen))
+        runs.append(
+            (trainer.state.global_step, loops.logs(trainer), trainer.model.layer.weight.item(), trainer.model.seen)
+        )
     (steps, logs, weight, seen), (*again, seen_again) = runs
     assert (steps, [steps, logs, weight]) == (9, again)
     assert seen_again == seen[12 * (at // 3) + 5 * (at % 3) :]
@@ -100,10 +110,15 @@ def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
     """The trainer then counts epochs wrongly, and the state overrides its set_epoch."""
 
     def run(**options):
-        return loops.hugging_face(tmp_path, loader=loops.unsized_loader(collate_fn=loops.named), max_steps=30, **options)[0]
+        return loops.hugging_face(
+            tmp_path, loader=loops.unsized_loader(collate_fn=loops.named), max_steps=30, **options
+        )[0]
 
     whole = run(save_at=18)
-    assert whole == [list(range(1000 * e + first, 1000 * e + first + 4)) for e in range(3) for first in range(0, 48, 4)][:30]
+    assert (
+        whole
+        == [list(range(1000 * e + first, 1000 * e + first + 4)) for e in range(3) for first in range(0, 48, 4)][:30]
+    )
     assert run(resume=18) == whole[18:]
 
 
@@ -119,7 +134,8 @@ def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
     ],
 )
 def test_a_resumed_run_logs_what_one_run_logs(loader: str, at: int, options: dict[str, int], tmp_path: Path) -> None:
-    """Seen to fail: `epoch` was too small by the skipped batches, and in a later epoch of an unsized loader by whole epochs, too."""
+    """Seen to fail: `epoch` was too small by the skipped batches, and in a later epoch of an unsized loader by whole
+    epochs, too."""
 
     def once(**more):
         made = {"loader": loops.unsized_loader(collate_fn=loops.named)} if loader == "unsized" else {}
@@ -141,7 +157,8 @@ def test_a_resumed_run_logs_what_one_run_logs(loader: str, at: int, options: dic
     ],
 )
 def test_the_mixin_builds_the_loader_of_the_arguments(options: dict, words: dict, tmp_path: Path) -> None:
-    """Seen to fail: without the mixin's callback there was no loader.json, and the resumed run trained on the first batches again."""
+    """Seen to fail: without the mixin's callback there was no loader.json, and the resumed run trained on the first
+    batches again."""
     found = loops.mixed_in_runs(tmp_path, **options)
     with Loader.from_dataset(range(options.get("n", loops.N)), batch_size=loops.B, **words) as loader:
         assert found["whole"] == [batch.tolist() for _ in range(3) for batch in loader]
@@ -151,7 +168,8 @@ def test_the_mixin_builds_the_loader_of_the_arguments(options: dict, words: dict
 
 
 def test_the_mixin_needs_no_other_word(tmp_path: Path) -> None:
-    """A moved checkpoint, a trainer that looks for the last checkpoint itself, and a second callback, which is not added."""
+    """A moved checkpoint, a trainer that looks for the last checkpoint itself, and a second callback, which is not
+    added."""
     whole = loops.mixed_in(tmp_path, save_steps=18)
     whole.train()
     for folder in (tmp_path / "moved" / "elsewhere", None):
@@ -165,7 +183,9 @@ def test_the_mixin_needs_no_other_word(tmp_path: Path) -> None:
     assert sum(isinstance(one, HFTrainerCallback) for one in whole.callback_handler.callbacks) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"dataloader_num_workers": 2}, {"dataloader_drop_last": True}, {"eval_accumulation_steps": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"dataloader_num_workers": 2}, {"dataloader_drop_last": True}, {"eval_accumulation_steps": 1}]
+)
 def test_the_mixin_evaluates_as_the_trainer_does(options: dict, tmp_path: Path) -> None:
     """Seen to fail: with a bare Loader the last batch's loss was weighted like that of a full batch."""
     found = loops.evaluated(tmp_path, True, **options)
@@ -178,10 +198,13 @@ def test_the_mixin_evaluates_as_the_trainer_does(options: dict, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore:(Stream|Claiming) has (no state_dict|a length)", "ignore:Length of IterableDataset")
 @pytest.mark.parametrize("kind", [loops.Stream, loops.Claiming])
 def test_the_mixin_evaluates_a_stream_as_the_trainer_does(kind: type, tmp_path: Path) -> None:
-    """Seen to fail: a short last batch weighed like a whole one, and a false length would have told the wrong batch the last."""
+    """Seen to fail: a short last batch weighed like a whole one, and a false length would have told the wrong batch the
+    last."""
     found = loops.evaluated(tmp_path, True, kind)
     assert found == loops.evaluated(tmp_path, False, kind)
-    assert [loss for _, loss, _, _ in found] == pytest.approx([loss for _, loss, _, _ in loops.evaluated(tmp_path, True)], rel=1e-5)
+    assert [loss for _, loss, _, _ in found] == pytest.approx(
+        [loss for _, loss, _, _ in loops.evaluated(tmp_path, True)], rel=1e-5
+    )
     assert not _Inventory.taken().processes
 
 
@@ -195,7 +218,8 @@ def test_evaluation_in_mid_training_leaves_the_training_as_it_was(tmp_path: Path
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_trainers_own_sampler_and_batch_size_count(tmp_path: Path, workers: int) -> None:
-    """Fails if the mixin does not ask the trainer's sampler: rewards were then compared between different questions, without a word."""
+    """Fails if the mixin does not ask the trainer's sampler: rewards were then compared between different questions,
+    without a word."""
     options = {"change": loops.grouped, "n": 12, "save_steps": 4, "dataloader_num_workers": workers}
     whole = loops.mixed_in(tmp_path, **options)
     whole.train()
@@ -211,8 +235,11 @@ def test_a_trainers_own_sampler_and_batch_size_count(tmp_path: Path, workers: in
         assert resumed.model.seen == whole.model.seen[at:]
 
 
-def test_ranks_get_the_batches_of_the_trainers_own_sampler_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if indices are dealt one by one: joined in rank order, as such a trainer gathers them, the groups of four were torn.
+def test_ranks_get_the_batches_of_the_trainers_own_sampler_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if indices are dealt one by one: joined in rank order, as such a trainer gathers them, the groups of four
+    were torn.
 
     A state loads on another number of ranks that makes the same global batch.
     """
@@ -245,7 +272,9 @@ def test_ranks_get_the_batches_of_the_trainers_own_sampler_whole(tmp_path: Path,
 def test_a_trainers_own_sampler_decides_the_evaluation(tmp_path: Path) -> None:
     """Fails if evaluation reads the samples in dataset order, once each."""
     trainer = loops.mixed_in(tmp_path, change=loops.grouped, evaluated=loops.columns(5), per_device_eval_batch_size=4)
-    first, again = (trainer.evaluation_loop(trainer.get_eval_dataloader(), "x").predictions.flatten().tolist() for _ in range(2))
+    first, again = (
+        trainer.evaluation_loop(trainer.get_eval_dataloader(), "x").predictions.flatten().tolist() for _ in range(2)
+    )
     assert first == again == [i for i in first[::4] for _ in range(4)]
     assert sorted(first[::4]) == [0, 1, 2, 3, 4]
 
@@ -267,7 +296,9 @@ def test_workers_of_an_evaluation_persist_on_request(persistent: bool, tmp_path:
 
 def test_samples_are_grouped_by_length_as_by_the_trainers_own_sampler(tmp_path: Path) -> None:
     """Fails if a sampling strategy of the trainer is refused although its sampler can be asked."""
-    data = [{"x": torch.tensor([float(i)]), "labels": torch.tensor([0.0]), "input_ids": [0] * (i % 5)} for i in range(80)]
+    data = [
+        {"x": torch.tensor([float(i)]), "labels": torch.tensor([0.0]), "input_ids": [0] * (i % 5)} for i in range(80)
+    ]
 
     def trained(checkpoint: Path | None = None) -> list[list[int]]:
         trainer = loops.mixed_in(tmp_path, train_sampling_strategy="group_by_length", save_steps=3)
@@ -277,13 +308,16 @@ def test_samples_are_grouped_by_length_as_by_the_trainers_own_sampler(tmp_path: 
 
     whole = trained()
     assert sorted(i for batch in whole[:20] for i in batch) == list(range(80))
-    assert sum(max(i % 5 for i in batch) - min(i % 5 for i in batch) for batch in whole[:20]) < 40  # shuffled batches: about 60
+    # shuffled batches: about 60
+    assert sum(max(i % 5 for i in batch) - min(i % 5 for i in batch) for batch in whole[:20]) < 40
     assert trained(tmp_path / "checkpoint-3") == whole[3:]
 
 
 def test_what_the_mixin_cannot_do_is_refused(tmp_path: Path) -> None:
     refused = {
-        "train_sampling_strategy='batch_rebalance'.*override get_train_dataloader": {"train_sampling_strategy": "batch_rebalance"},
+        "train_sampling_strategy='batch_rebalance'.*override get_train_dataloader": {
+            "train_sampling_strategy": "batch_rebalance"
+        },
         "split_batches=True.*divide the batch size": {"accelerator_config": {"split_batches": True}},
         "even_batches=False.*leave out HFTrainerMixin": {"accelerator_config": {"even_batches": False}},
     }
@@ -314,7 +348,9 @@ def test_a_mixin_behind_the_trainer_is_refused() -> None:
     class Below(Right):
         pass
 
-    with pytest.raises(TypeError, match=r"Trainer comes before HFTrainerMixin.*Write class Wrong\(HFTrainerMixin, Trainer\)"):
+    with pytest.raises(
+        TypeError, match=r"Trainer comes before HFTrainerMixin.*Write class Wrong\(HFTrainerMixin, Trainer\)"
+    ):
 
         class Wrong(Trainer, HFTrainerMixin):
             pass

@@ -1,8 +1,10 @@
-"""A program that is hit by signals at random moments and must neither hang nor leave anything, for ``test_random_moments.py``.
+"""A program that is hit by signals at random moments and must neither hang nor leave anything, for
+``test_random_moments.py``.
 
-``random_moments.py interrupted METHOD MOMENTS`` presses Ctrl-C (SIGINT to the whole group) in the middle of a start, of `next`, `refresh` and `close`, by
-one start method. ``random_moments.py served MOMENTS`` kills the fork server while workers are started by it. A moment lies anywhere in the time that
-the act took when nobody disturbed it. The first argument after these seeds the moments.
+``random_moments.py interrupted METHOD MOMENTS`` presses Ctrl-C (SIGINT to the whole group) in the middle of a start, of
+`next`, `refresh` and `close`, by one start method. ``random_moments.py served MOMENTS`` kills the fork server while
+workers are started by it. A moment lies anywhere in the time that the act took when nobody disturbed it. The first
+argument after these seeds the moments.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class Shooter:
             os.close(end)
 
     def aim(self, target: int, number: int, after_s: float, again_s: float = -1) -> None:
-        """Shoot at a process, or at this group (0), in ``after_s`` seconds, and, unless ``again_s`` is negative, once more after as many.
+        """Shoot at a process, or at this group (0), in ``after_s`` seconds, and, unless ``again_s`` is negative, once
+        more after as many.
 
         Returns when it has heard, so that its time begins now.
         """
@@ -88,7 +91,11 @@ class Run:
 
     def __init__(self, method: str, name: str) -> None:
         self.loader: Loader[Any] = Loader.from_dataset(
-            Tagged(N), BATCH, num_workers=1 if method == "spawn" else 2, multiprocessing_context=method, prefetch_factor=2
+            Tagged(N),
+            BATCH,
+            num_workers=1 if method == "spawn" else 2,
+            multiprocessing_context=method,
+            prefetch_factor=2,
         )
         self.batches = iter(self.loader)
         self.got: list[list[int]] = []
@@ -125,7 +132,8 @@ def mask(pid: int) -> int:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Of one moment: no thread, descriptor, child, zombie or blocked signal, and no process in this session. It must not hang either."""
+    """Of one moment: no thread, descriptor, child, zombie or blocked signal, and no process in this session. It must
+    not hang either."""
     faulthandler.dump_traceback_later(AT_MOST_S, exit=True)
     with no_leaks(AT_MOST_S / 2):
         yield
@@ -194,7 +202,9 @@ def one_interrupt(method: str, name: str, length_s: float, shooter: Shooter, cha
 def interrupted(method: str, moments: int, chance: random.Random) -> None:
     signal.signal(signal.SIGINT, press)
     shooter = Shooter()
-    lengths = {name: min(Run(method, name).took_s() for _ in range(2)) for name in ("start", "next", "refresh", "close")}
+    lengths = {
+        name: min(Run(method, name).took_s() for _ in range(2)) for name in ("start", "next", "refresh", "close")
+    }
     longest, came = dict(lengths), Counter[str]()
     for moment in range(moments):
         name = list(lengths)[moment % 4]
@@ -202,8 +212,12 @@ def interrupted(method: str, moments: int, chance: random.Random) -> None:
             hit = one_interrupt(method, name, lengths[name], shooter, chance)
             gc.collect()
         came[name] += hit
-        lengths[name] = min(1.2 * longest[name], lengths[name] * (1.2 if hit else 0.8))  # the kernel sends late on a busy machine
-    print(f"{method}: {moments} moments, nothing left; before the end of", ", ".join(f"{name} {came[name]}" for name in lengths))
+        # the kernel sends late on a busy machine
+        lengths[name] = min(1.2 * longest[name], lengths[name] * (1.2 if hit else 0.8))
+    print(
+        f"{method}: {moments} moments, nothing left; before the end of",
+        ", ".join(f"{name} {came[name]}" for name in lengths),
+    )
 
 
 def served(moments: int, chance: random.Random) -> None:

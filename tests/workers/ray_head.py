@@ -1,4 +1,5 @@
-"""Loses the head node of a cluster under a loop over a loader with workers there. Prints after how many seconds Ray has ended the program."""
+"""Loses the head node of a cluster under a loop over a loader with workers there. Prints after how many seconds Ray has
+ended the program."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ with penstock.Loader.from_dataset(range(10**6), batch_size=4, num_workers=1, met
 def main() -> None:
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    training = subprocess.Popen([sys.executable, "-c", TRAINING, cluster.address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    training = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, cluster.address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert training.stdout is not None
     assert training.stdout.readline() == b"trains\n"
     began = time.monotonic()

@@ -1,9 +1,10 @@
-"""One life of a loop that settles samples in any order, with workers on a Ray cluster: a program for `ray_cases`, which kills it.
+"""One life of a loop that settles samples in any order, with workers on a Ray cluster: a program for `ray_cases`, which
+kills it.
 
     python ray_ledger.py ADDRESS FOLDER WORKERS STEPS
 
-It resumes from the checkpoint in FOLDER, says each sample that it is served (address, checksum) in one line of its output, and saves after each step.
-It ends after STEPS of them.
+It resumes from the checkpoint in FOLDER, says each sample that it is served (address, checksum) in one line of its
+output, and saves after each step. It ends after STEPS of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A training program that gets signals, for ``test_signals.py``.
 
-It reads cases from its standard input and forks itself for each, in a new session, so that torch is imported only once. For each case it prints
-a process id, and later an exit code.
+It reads cases from its standard input and forks itself for each, in a new session, so that torch is imported only once.
+For each case it prints a process id, and later an exit code.
 """
 
 from __future__ import annotations
@@ -67,11 +67,14 @@ def build(method: str, started: Path | None = None, *, ahead: bool = True) -> Lo
     options: dict[str, Any] = {"method": "thread"}
     if method != "thread":
         options = {"multiprocessing_context": method, "worker_init_fn": Tell(started) if started is not None else None}
-    return Loader.from_dataset(Who(), batch_size=BATCH, prefetch_factor=2, num_workers=1 if method == "spawn" else 2, **options)
+    return Loader.from_dataset(
+        Who(), batch_size=BATCH, prefetch_factor=2, num_workers=1 if method == "spawn" else 2, **options
+    )
 
 
 class Program:
-    """One case: ``method``, ``number`` of the signal, what the program does about it (``answer``), and a ``folder`` for what is said."""
+    """One case: ``method``, ``number`` of the signal, what the program does about it (``answer``), and a ``folder`` for
+    what is said."""
 
     def __init__(self, method: str, number: int, answer: str, folder: str) -> None:
         self.method, self.number, self.answer, self.folder = method, number, answer, Path(folder)
@@ -84,7 +87,8 @@ class Program:
         elif answer == "ignore":
             signal.signal(number, signal.SIG_IGN)
         elif answer == "default" and number == signal.SIGINT:
-            # It may come just before the wait for it begins, which it then does not interrupt: so it also writes to what is waited for.
+            # It may come just before the wait for it begins, which it then does not interrupt: so it also writes to
+            # what is waited for.
             os.set_blocking(self.arrive, False)
             signal.set_wakeup_fd(self.arrive)
 
@@ -128,7 +132,12 @@ class Program:
         if self.method.startswith("plans"):
             with build(self.method, ahead=False) as loader:
                 expected = [int(value) for _ in range(EPOCHS) for batch in loader for value in batch[:, 0]]
-        said = {"values": [int(value) for batch in got for value in batch[:, 0]], "expected": expected, "before": before, "after": after}
+        said = {
+            "values": [int(value) for batch in got for value in batch[:, 0]],
+            "expected": expected,
+            "before": before,
+            "after": after,
+        }
         (self.folder / "result").write_text(json.dumps(said))
         if raised is not None:
             raise raised
@@ -146,14 +155,19 @@ def alive_or_reaped() -> bool:
 
 
 def helpers() -> list[int]:
-    """The processes that work for this one, including those whose fork server has died, but without `multiprocessing`'s own helpers."""
+    """The processes that work for this one, including those whose fork server has died, but without `multiprocessing`'s
+    own helpers."""
     return sorted(process.pid for process in session(os.getpid()) if process.pid != os.getpid() and works(process))
 
 
 def works(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         words = " ".join(process.cmdline())
-        return words != "" and "resource_tracker" not in words and not ("forkserver" in words and process.ppid() == os.getpid())
+        return (
+            words != ""
+            and "resource_tracker" not in words
+            and not ("forkserver" in words and process.ppid() == os.getpid())
+        )
     return False
 
 

@@ -16,7 +16,8 @@ Machine = Callable[[int], Measurement]
 
 
 def machine(speed: Callable[[int], float], step_s: float, most: int = MOST, seem_busy: float = 1.0) -> Machine:
-    """Workers that deliver ``speed(n)`` batches a second if nobody makes them wait, to a loop whose steps take ``step_s``.
+    """Workers that deliver ``speed(n)`` batches a second if nobody makes them wait, to a loop whose steps take
+    ``step_s``.
 
     They seem to be at work for less of that time, by the factor ``seem_busy``, as if they waited for each other.
     """
@@ -24,7 +25,11 @@ def machine(speed: Callable[[int], float], step_s: float, most: int = MOST, seem
     def measured(workers: int) -> Measurement:
         rate = speed(workers) if step_s == 0 else min(speed(workers), 1 / step_s)
         return Measurement(
-            workers, rate, stall=max(0.0, 1 - rate * step_s), busy=seem_busy * min(workers, workers * rate / speed(workers)), most=most
+            workers,
+            rate,
+            stall=max(0.0, 1 - rate * step_s),
+            busy=seem_busy * min(workers, workers * rate / speed(workers)),
+            most=most,
         )
 
     return measured
@@ -79,7 +84,8 @@ def test_the_numbers_that_it_takes(speed: Callable[[int], float], step_s: float,
 
 
 def test_one_odd_measurement_changes_nothing() -> None:
-    """A hiccup in the middle of growing: measured again before anything is given back. Seen to fail: given back at once."""
+    """A hiccup in the middle of growing: measured again before anything is given back. Seen to fail: given back at
+    once."""
     controller, of = Controller(), machine(linear, 1 / 6)
     while controller.number < 4:
         controller.decide(of(controller.number))
@@ -141,7 +147,8 @@ def test_a_number_that_the_system_refuses_is_not_asked_for_again_at_once() -> No
 def test_constant_measurements_settle_after_a_bounded_number_of_changes(
     gains: list[float], step_s: float, most: int, seem_busy: float
 ) -> None:
-    """Any machine whatever, also one on which more workers are slower now and then. Seen to fail: idle workers were tried again and again, whether or not the loop had changed."""
+    """Any machine whatever, also one on which more workers are slower now and then. Seen to fail: idle workers were
+    tried again and again, whether or not the loop had changed."""
     speeds = [1.0]
     for number, gain in enumerate(gains, 1):
         speeds.append(speeds[-1] * (1 + (gain - 0.7) / number))
@@ -154,7 +161,9 @@ def test_constant_measurements_settle_after_a_bounded_number_of_changes(
     assert controller.changes == before
 
 
-ANYTHING = st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 64), st.integers(1, 40), st.booleans())
+ANYTHING = st.tuples(
+    st.floats(0.0, 1e6), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 64), st.integers(1, 40), st.booleans()
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,5 @@
-"""Forks while other threads hold locks that are never released in the child: real threads, real locks, real children that hang."""
+"""Forks while other threads hold locks that are never released in the child: real threads, real locks, real children
+that hang."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = [
-    pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="only a fork takes over locks that are held"),
+    pytest.mark.skipif(
+        multiprocessing.get_start_method() != "fork", reason="only a fork takes over locks that are held"
+    ),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 
@@ -44,7 +47,8 @@ def numpy_draws() -> None:
 
 
 def use_python() -> None:
-    """What a native thread does when it begins to use Python. Called without the interpreter's lock, as in such a thread."""
+    """What a native thread does when it begins to use Python. Called without the interpreter's lock, as in such a
+    thread."""
     delete(new(interpreter))
 
 
@@ -108,8 +112,8 @@ def drawn_by(pool: ProcessPool, task: int) -> tuple[int, float, float]:
 
 @pytest.mark.parametrize("act", [torch_draws, numpy_draws, use_python])
 def test_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
-    """Forked 4 times each. Seen to hang: without `until_up` (`use_python` before Python 3.11.10 only); without a new lock for NumPy in the
-    child; without taking torch's generator lock.
+    """Forked 4 times each. Seen to hang: without `until_up` (`use_python` before Python 3.11.10 only); without a new
+    lock for NumPy in the child; without taking torch's generator lock.
     """
     with beside(act):
         for task in range(4):
@@ -121,7 +125,8 @@ def test_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
 
 
 def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
-    """Like a DataLoader worker that another thread starts. Seen to fail: NumPy's lock held by the parent, which the other child inherits."""
+    """Like a DataLoader worker that another thread starts. Seen to fail: NumPy's lock held by the parent, which the
+    other child inherits."""
 
     def fork() -> tuple[int, int]:
         thread = threading.Thread(target=np.random.rand, daemon=True)
@@ -137,7 +142,8 @@ def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
 
 
 class Hooks:
-    """What the next forks of this process do before they come up: by fork hooks, which any program may have, and which cannot be taken back."""
+    """What the next forks of this process do before they come up: by fork hooks, which any program may have, and which
+    cannot be taken back."""
 
     def __init__(self) -> None:
         self.lives: tuple[Callable[[], None], ...] = ()
@@ -206,7 +212,8 @@ def waits_for_a_starved_thread() -> None:
 
 
 def starved() -> None:
-    """The kernel lets it run only when nothing else on its CPU wants to (see `busy`). Runs until it has lost the CPU twice."""
+    """The kernel lets it run only when nothing else on its CPU wants to (see `busy`). Runs until it has lost the CPU
+    twice."""
     os.sched_setaffinity(0, {PROCESSOR})
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -226,8 +233,8 @@ def dies() -> None:
 def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
     """What sleeps without end gets more time, because nobody can prove that it will never wake.
 
-    Seen to fail: killing every child that does not report within 0.2 s; every one that sleeps; every one that made no progress, whatever its state;
-    waiting for proof; a child that hangs counted as up.
+    Seen to fail: killing every child that does not report within 0.2 s; every one that sleeps; every one that made no
+    progress, whatever its state; waiting for proof; a child that hangs counted as up.
     """
     assert forks(*lives) == forked
 
@@ -241,7 +248,8 @@ def test_none_that_comes_up_is_an_error() -> None:
 
 @pytest.mark.parametrize("reaped_by", [signal.SIG_DFL, signal.SIG_IGN], ids=["us", "the kernel"])
 def test_one_that_dies_at_once_is_told(reaped_by: Any) -> None:
-    """Its reader sees the death. Seen to fail: waiting for dead children; an exit code that nobody has (`ChildProcessError`)."""
+    """Its reader sees the death. Seen to fail: waiting for dead children; an exit code that nobody has
+    (`ChildProcessError`)."""
     before = signal.signal(signal.SIGCHLD, reaped_by)
     try:
         with pytest.raises(WorkerDied, match=r"the process that forks the workers .* has died"):
@@ -253,8 +261,9 @@ def test_one_that_dies_at_once_is_told(reaped_by: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("starts", "most"), [(5, 5 * ATTEMPTS), pytest.param(20, 26, marks=pytest.mark.soak)])
 def test_a_generator_that_another_thread_draws_from_without_a_pause_costs_few_forks(starts: int, most: int) -> None:
-    """We wait for the lock before the fork, so it is free in that moment. Seen to fail: without the wait (`WorkerDied`); in the soak, where no other test runs
-    beside it as a rule, a wait for it once, some lines before the fork (a third of all forks hung, and a start has but 20 of them).
+    """We wait for the lock before the fork, so it is free in that moment. Seen to fail: without the wait
+    (`WorkerDied`); in the soak, where no other test runs beside it as a rule, a wait for it once, some lines before the
+    fork (a third of all forks hung, and a start has but 20 of them).
     """
 
     def draw() -> None:
@@ -281,7 +290,8 @@ def busy() -> Iterator[None]:
     os.waitpid(pid, 0)
 
 
-@pytest.mark.soak  # 3 s alone, and a minute beside other tests, because nobody knows when the kernel lets the starved thread run
+# 3 s alone, and a minute beside other tests, because nobody knows when the kernel lets the starved thread run
+@pytest.mark.soak
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("lives", [starved, waits_for_a_starved_thread])
 def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None]) -> None:
@@ -290,7 +300,8 @@ def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: C
 
 
 def test_one_that_is_gone_without_a_trace_counts_as_up() -> None:
-    """Another process has reaped it, and holds the other end of its pipe. Seen to hang: an empty status mistaken for a running child."""
+    """Another process has reaped it, and holds the other end of its pipe. Seen to hang: an empty status mistaken for a
+    running child."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     said, say = os.pipe()
 

@@ -1,4 +1,5 @@
-"""A signal handler raises an ordinary exception while the consumer waits: nothing is left locked, and no wake-up is lost.
+"""A signal handler raises an ordinary exception while the consumer waits: nothing is left locked, and no wake-up is
+lost.
 
 Afterwards the same object must work as if nothing had happened.
 """
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def every_line(act: Callable[[], Any], then: Callable[[], None]) -> int:
-    """Strike at each line of ``act``, those of the standard library too, and each time see that ``then`` ends; how many lines there were."""
+    """Strike at each line of ``act``, those of the standard library too, and each time see that ``then`` ends; how many
+    lines there were."""
     with answering(alarm) as send:
         strikes, struck = Strikes(send, within=""), True
         while struck:
@@ -59,7 +61,8 @@ class Slow:
 
 
 def test_a_pool_goes_on():
-    """Seen to fail: `threading.Condition`, which is released twice ("cannot release un-acquired lock"), or tells a thread that is gone."""
+    """Seen to fail: `threading.Condition`, which is released twice ("cannot release un-acquired lock"), or tells a
+    thread that is gone."""
     pool = ThreadPool(Slow(), 2)
     pool.start()
 
@@ -81,7 +84,8 @@ class Slowly(Node):
 
 
 def test_a_reader_goes_on():
-    """Seen to hang: the reader is told that there is room behind the taking, and an exception between the two keeps it asleep."""
+    """Seen to hang: the reader is told that there is room behind the taking, and an exception between the two keeps it
+    asleep."""
     node = Prefetcher(Slowly(Cycler(Sampler(SequentialOrder(10**6)))), 1)
     last = next(node).values
 
@@ -97,7 +101,8 @@ def test_a_reader_goes_on():
 
 
 def test_a_planner_goes_on():
-    """Seen to hang: as above. Seen to fail: the answer to one request given to another (an order that keeps the older job)."""
+    """Seen to hang: as above. Seen to fail: the answer to one request given to another (an order that keeps the older
+    job)."""
     plans, planner = PlanSource(), SlowPlanner()
     epochs = iter(range(10**6))
 
@@ -120,7 +125,8 @@ class SlowPlanner:
 
 
 def test_what_ends_errands_and_pauses_is_no_event():
-    """Seen to hang: an interrupt in `threading.Event.set` left it locked, and the next close waited for that forever."""
+    """Seen to hang: an interrupt in `threading.Event.set` left it locked, and the next close waited for that
+    forever."""
     done = SimpleQueue()
     errands = Errands(lambda number, _: done.put(number), "penstock-test", 2)
     with only_locks_of_c():
@@ -138,7 +144,8 @@ def test_what_ends_errands_and_pauses_is_no_event():
 @pytest.mark.parametrize("retries", [0, 3])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_an_exception_while_a_stream_is_read_arrives_as_itself_and_costs_no_record(retries, on_error):
-    """Fails if it passes for the shard's own: retried in silence, or the rest of the shard is skipped, and a bookmark keeps that for all future runs."""
+    """Fails if it passes for the shard's own: retried in silence, or the rest of the shard is skipped, and a bookmark
+    keeps that for all future runs."""
     struck = []
 
     def opened(shard):
@@ -253,7 +260,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_an_exception_while_a_public_module_is_imported_arrives_as_itself(run_script: Any, tmp_path: Path) -> None:
-    """Fails if pickling is the first to look up a public name of penstock: pickle turns whatever is raised in that import into a PicklingError."""
+    """Fails if pickling is the first to look up a public name of penstock: pickle turns whatever is raised in that
+    import into a PicklingError."""
     program = tmp_path / "importing.py"
     program.write_text(IMPORTING)
     assert run_script(program) == "from the handler\n"

@@ -1,4 +1,5 @@
-"""Workers that hang for good are told from those that are slow, and each worker has its own position in a file that it has inherited."""
+"""Workers that hang for good are told from those that are slow, and each worker has its own position in a file that it
+has inherited."""
 
 from __future__ import annotations
 
@@ -23,20 +24,31 @@ from penstock._workers.asleep import HangWatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-linux = pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="the system does not show what a process waits for")
-forks = pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="only a fork has its parent's locks and files")
+linux = pytest.mark.skipif(
+    not Path("/proc/self/syscall").exists(), reason="the system does not show what a process waits for"
+)
+forks = pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork", reason="only a fork has its parent's locks and files"
+)
 
 FOREVER = {
     "a lock acquired twice": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "two threads that wait for each other": "event = threading.Event(); other = threading.Thread(target=event.wait); other.start(); other.join()",
+    "two threads that wait for each other": (
+        "event = threading.Event(); other = threading.Thread(target=event.wait); other.start(); other.join()"
+    ),
 }
 SLOW = {
     "a lock with a time limit": "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=600)",
     "a pipe": "os.read(os.pipe()[0], 1)",
     "a thread that sleeps": "other = threading.Thread(target=time.sleep, args=[600]); other.start(); other.join()",
     "a lock shared with other processes": "lock = multiprocessing.Lock(); lock.acquire(); lock.acquire()",
-    "a lock, and an alarm that will ring": "signal.signal(signal.SIGALRM, print); signal.alarm(600); lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "a lock, and a child that will end": "signal.signal(signal.SIGCHLD, print); lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "a lock, and an alarm that will ring": (
+        "signal.signal(signal.SIGALRM, print); signal.alarm(600); lock = threading.Lock(); lock.acquire(); "
+        "lock.acquire()"
+    ),
+    "a lock, and a child that will end": (
+        "signal.signal(signal.SIGCHLD, print); lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    ),
 }
 
 
@@ -73,7 +85,8 @@ def test_a_process_that_something_can_wake_does_not_hang(code: str) -> None:
 
 @linux
 def test_a_stopped_process_does_not_hang() -> None:
-    """Fails if its state is not looked at: a thread that was woken, but stopped before it ran, looks as if it still waited."""
+    """Fails if its state is not looked at: a thread that was woken, but stopped before it ran, looks as if it still
+    waited."""
     code = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
@@ -111,7 +124,8 @@ def test_a_sample_that_hangs_in_a_fork_is_an_error_that_names_it(monkeypatch: py
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1]
         with pytest.raises(
-            SampleError, match=r'dataset index 2 .* hangs in worker process 0 .*"spawn" or "forkserver", or method="thread"'
+            SampleError,
+            match=r'dataset index 2 .* hangs in worker process 0 .*"spawn" or "forkserver", or method="thread"',
         ):
             next(batches)
     with Loader.from_dataset(dataset, batch_size=4, num_workers=2, method="thread") as loader:
@@ -211,7 +225,8 @@ def test_duplicates_of_a_descriptor_share_their_position_also_in_a_worker(tmp_pa
 
 @forks
 def test_what_workers_write_into_one_log_stays_behind_each_other(tmp_path: Path) -> None:
-    """Fails if a file that is only written gets a position of its own: the workers would write over each other's lines."""
+    """Fails if a file that is only written gets a position of its own: the workers would write over each other's
+    lines."""
     with (tmp_path / "log").open("wb", buffering=0) as log:
 
         def noted(index: int) -> int:
@@ -225,7 +240,8 @@ def test_what_workers_write_into_one_log_stays_behind_each_other(tmp_path: Path)
 
 @forks
 def test_what_workers_print_into_a_file_stays_behind_each_other(capfd: pytest.CaptureFixture[str]) -> None:
-    """Fails if the file behind a standard stream gets a position of its own under another descriptor, as pytest's does: 3 of 100 lines were left."""
+    """Fails if the file behind a standard stream gets a position of its own under another descriptor, as pytest's does:
+    3 of 100 lines were left."""
 
     def told(index: int) -> int:
         os.write(sys.stdout.fileno(), b"worker %02d\n" % index)  # in one piece

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def test_all_that_ends_in_one_body_shares_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: each pool got the full timeout, so a graph with three pools took three times as long as `close` allowed; an interrupt kept the
-    deadline for later calls.
+    """Seen to fail: each pool got the full timeout, so a graph with three pools took three times as long as `close`
+    allowed; an interrupt kept the deadline for later calls.
     """
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -86,8 +86,11 @@ EXCEEDED = {
         pytest.param({**MEMINFO, **EXCEEDED}, 1, 0, id="limits that are exceeded"),
     ],
 )
-def test_cores_and_memory(files: dict[str, str], usable: float, free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: a look at the process's own group only; cached files that counted as used; a ``cpu.max`` without a period, which raised."""
+def test_cores_and_memory(
+    files: dict[str, str], usable: float, free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: a look at the process's own group only; cached files that counted as used; a ``cpu.max`` without a
+    period, which raised."""
     root = written(tmp_path, files)
     assert cores(root) == usable
     assert free_memory(root) == free

@@ -1,4 +1,5 @@
-"""Workers on other machines: the cases of ``ray_cases.py``, on a cluster of two nodes that one program starts for all of them."""
+"""Workers on other machines: the cases of ``ray_cases.py``, on a cluster of two nodes that one program starts for all
+of them."""
 
 from __future__ import annotations
 
@@ -34,9 +35,12 @@ def cluster(tmp_path_factory: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _started(folder: Path, **environment: str) -> Iterator[Any]:
-    """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for later, as it pleases."""
+    """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for
+    later, as it pleases."""
     command = [sys.executable, str(PROGRAM), str(folder)]
-    path = os.pathsep.join(filter(None, [*(str(PROGRAM.parents[1] / name) for name in ("support", "laws")), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(
+        filter(None, [*(str(PROGRAM.parents[1] / name) for name in ("support", "laws")), os.environ.get("PYTHONPATH")])
+    )
     with (
         (folder / "stderr").open("w") as errors,
         subprocess.Popen(
@@ -91,5 +95,7 @@ def test_options_that_the_loader_decides_are_refused(name: str) -> None:
 
 
 def test_options_of_ray_are_for_ray() -> None:
-    with pytest.raises(ValueError, match=r"ray_options=.* is for method='ray', but method='process'. Leave ray_options out"):
+    with pytest.raises(
+        ValueError, match=r"ray_options=.* is for method='ray', but method='process'. Leave ray_options out"
+    ):
         Loader.from_dataset(range(8), num_workers=1, ray_options={"num_cpus": 1})

@@ -1,4 +1,5 @@
-"""Pools that grow and shrink while they work: real threads and processes, nothing lost, nothing left. Waits are for messages and deaths."""
+"""Pools that grow and shrink while they work: real threads and processes, nothing lost, nothing left. Waits are for
+messages and deaths."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def seen_by(pool: ProcessPool) -> set[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pool_grows_and_shrinks_and_loses_nothing(make: Any, kind: str) -> None:
-    """Seen to fail: a shrunk pool that took its workers' tasks along (`_dismiss` without a look at what they hold); a pool that only grew."""
+    """Seen to fail: a shrunk pool that took its workers' tasks along (`_dismiss` without a look at what they hold); a
+    pool that only grew."""
     pool = make(kind)
     for size in (1, 4, 2, MOST, 1, 3):
         jobs = [pool.submit(number) for number in range(20)]
@@ -170,7 +172,8 @@ def test_a_worker_that_is_killed_as_it_leaves_is_not_replaced(make: Any, tmp_pat
 
 @pytest.mark.parametrize("kind", ["thread", "fork"])
 def test_an_interrupt_at_any_line_of_a_change_is_mended_by_the_next(make: Any, kind: str) -> None:
-    """Ctrl-C at each line of `resize` in turn, growing and shrinking. Seen to fail: a number that was noted in two places, and stood for a thread in one of them only."""
+    """Ctrl-C at each line of `resize` in turn, growing and shrinking. Seen to fail: a number that was noted in two
+    places, and stood for a thread in one of them only."""
     pool = make(kind)
     until(pool, lambda: pool.all_ready)
     strikes = Strikes()
@@ -187,7 +190,9 @@ def test_an_interrupt_at_any_line_of_a_change_is_mended_by_the_next(make: Any, k
     until(pool, lambda: pool.all_ready)
     if kind == "thread":
         until(pool, lambda: there(pool) == pool.size)
-        assert {*pool.threads} == {thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-map")}
+        assert {*pool.threads} == {
+            thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-map")
+        }
     else:
         assert len(pool.pids) == pool.size
 

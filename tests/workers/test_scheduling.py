@@ -57,7 +57,9 @@ def test_a_policy_that_the_user_chose_is_kept() -> None:
     before = os.sched_getscheduler(0)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        with Loader.from_dataset(Works(sleeps=True), batch_size=None, num_workers=1, multiprocessing_context="fork") as loader:
+        with Loader.from_dataset(
+            Works(sleeps=True), batch_size=None, num_workers=1, multiprocessing_context="fork"
+        ) as loader:
             assert {*islice(policies(loader), 40)} == {os.SCHED_BATCH}
     finally:
         os.sched_setscheduler(0, before, os.sched_param(0))

@@ -1,4 +1,5 @@
-"""Signals to a program and to all of its processes at once, as a terminal, a job scheduler and ``kill -TERM -PGID`` send them.
+"""Signals to a program and to all of its processes at once, as a terminal, a job scheduler and ``kill -TERM -PGID``
+send them.
 
 Real processes in their own session, real signals. The program is ``signalled.py``.
 """
@@ -54,7 +55,9 @@ class Case:
         os.mkfifo(folder / "ready")
         self.ready = os.open(folder / "ready", os.O_RDWR)
         assert server.stdin is not None
-        server.stdin.write(json.dumps({"method": method, "number": number, "answer": answer, "folder": str(folder)}) + "\n")
+        server.stdin.write(
+            json.dumps({"method": method, "number": number, "answer": answer, "folder": str(folder)}) + "\n"
+        )
         server.stdin.flush()
         self.pid = self.said()
         self.code: int | None = None
@@ -98,7 +101,9 @@ class Case:
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
     program = Path(__file__).with_name("signalled.py")
-    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -141,11 +146,14 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
         *table(["fork"], OTHERS, ["raise"], fast=[("fork", signal.SIGHUP, "raise")]),
     ],
 )
-def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, method: str, number: signal.Signals, answer: str) -> None:
-    """It answers once, and reads on: the same processes deliver every batch, and one that is killed afterwards is replaced.
+def test_a_signal_to_the_group_is_the_main_processs_to_answer(
+    program: Any, method: str, number: signal.Signals, answer: str
+) -> None:
+    """It answers once, and reads on: the same processes deliver every batch, and one that is killed afterwards is
+    replaced.
 
-    Seen to fail: the handler ran in every process of a fork; one that raises ended the process that forks workers, "possibly out of memory"; SIGTERM
-    ended all processes before the program had answered it.
+    Seen to fail: the handler ran in every process of a fork; one that raises ended the process that forks workers,
+    "possibly out of memory"; SIGTERM ended all processes before the program had answered it.
     """
     case = program(method, number, answer)
     case.until_ready()
@@ -162,7 +170,9 @@ def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, meth
 
 @pytest.mark.parametrize(
     ("method", "number"),
-    table(METHODS, [INT, TERM, USR1], fast=[("thread", INT), ("fork", INT), ("forkserver", TERM), ("plans by fork", USR1)]),
+    table(
+        METHODS, [INT, TERM, USR1], fast=[("thread", INT), ("fork", INT), ("forkserver", TERM), ("plans by fork", USR1)]
+    ),
 )
 def test_a_signal_that_ends_the_program_ends_all(program: Any, method: str, number: signal.Signals) -> None:
     """No process is left, and nothing is printed except Python's traceback of Ctrl-C."""
@@ -174,9 +184,12 @@ def test_a_signal_that_ends_the_program_ends_all(program: Any, method: str, numb
     assert number == signal.SIGINT or case.errors == ""
 
 
-@pytest.mark.parametrize(("method", "answer"), table(METHODS, ["ignore", "reap"], fast=[("fork", "reap"), ("plans by fork", "ignore")]))
+@pytest.mark.parametrize(
+    ("method", "answer"), table(METHODS, ["ignore", "reap"], fast=[("fork", "reap"), ("plans by fork", "ignore")])
+)
 def test_children_that_others_reap_are_replaced_and_closed_all_the_same(program: Any, method: str, answer: str) -> None:
-    """SIGCHLD ignored, or a handler that waits for any child. Seen to fail: a traceback at every close; no replacement."""
+    """SIGCHLD ignored, or a handler that waits for any child. Seen to fail: a traceback at every close; no
+    replacement."""
     case = program(method, signal.SIGCHLD, answer)
     assert case.ended() == 0, case.errors
     case.delivered()
@@ -189,7 +202,8 @@ def test_children_that_others_reap_are_replaced_and_closed_all_the_same(program:
 def test_signals_while_processes_are_started_are_the_main_processs_to_answer(program: Any, method: str) -> None:
     """One after the other, from before the first process is started until the last batch.
 
-    Seen to fail: a child with the program's handlers until it set its own; a child killed by a new interpreter's default handlers.
+    Seen to fail: a child with the program's handlers until it set its own; a child killed by a new interpreter's
+    default handlers.
     """
     case = program(method, signal.SIGUSR1, "storm")
     case.until_ready()
@@ -239,8 +253,11 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param(method, marks=pytest.mark.soak) for method in ("spawn", "forkserver")])
-def test_a_program_whose_close_was_interrupted_beside_a_stuck_sample_ends(method: str, run_script: Any, tmp_path: Path) -> None:
-    """Seen to hang: `multiprocessing` waited at exit for a worker that nobody had killed, because the interrupted close counted as done."""
+def test_a_program_whose_close_was_interrupted_beside_a_stuck_sample_ends(
+    method: str, run_script: Any, tmp_path: Path
+) -> None:
+    """Seen to hang: `multiprocessing` waited at exit for a worker that nobody had killed, because the interrupted close
+    counted as done."""
     os.mkfifo(tmp_path / "fifo")
     program = tmp_path / "program.py"
     program.write_text(STUCK.format(method=method))
@@ -307,7 +324,8 @@ def test_what_user_code_starts_in_a_worker_can_be_terminated(pool: ProcessPool) 
 
 
 def test_a_handler_of_native_code_stays(tmp_path: Path) -> None:
-    """``kill -USR1`` shows the stack of a worker, as it does for the main process. Seen to fail: SIGUSR1 always ignored."""
+    """``kill -USR1`` shows the stack of a worker, as it does for the main process. Seen to fail: SIGUSR1 always
+    ignored."""
     with (tmp_path / "stacks").open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         pool = ProcessPool(Setup(Work(), 1), multiprocessing_context="fork")
@@ -350,8 +368,11 @@ class DiesWithItsServer(Work):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_in_its_start_with_the_fork_server_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody has its exit code then; `multiprocessing` says 255. Seen to fail: refused as a script without `if __name__ == "__main__":`."""
+def test_a_worker_that_dies_in_its_start_with_the_fork_server_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has its exit code then; `multiprocessing` says 255. Seen to fail: refused as a script without
+    `if __name__ == "__main__":`."""
     pool = ProcessPool(Setup(DiesWithItsServer(tmp_path / "first"), 1), multiprocessing_context="forkserver")
     pool.start()
     try:
@@ -363,7 +384,8 @@ def test_a_worker_that_dies_in_its_start_with_the_fork_server_is_replaced(tmp_pa
 
 
 def test_a_program_that_a_broken_pipe_ends_is_not_ended_by_a_dead_worker() -> None:
-    """As in scripts that print into ``head``. Seen to fail: the first task for a worker that had just died ended the program."""
+    """As in scripts that print into ``head``. Seen to fail: the first task for a worker that had just died ended the
+    program."""
 
     def program(_: Any) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -73,7 +73,8 @@ CHANGES: dict[str, Callable[[TaskTable, list[PendingTask]], Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> None:
-    """Seen to fail: `restart` that keeps the backlog; that brings back jobs that are done; `finish` that forgets a task before its job is done."""
+    """Seen to fail: `restart` that keeps the backlog; that brings back jobs that are done; `finish` that forgets a task
+    before its job is done."""
     strikes, stopped = Strikes(within=task_table.__file__, each_time=True), True
     while stopped:
         table, jobs = table_of(7, [None, None, None, None, None, 1, 1])
@@ -84,7 +85,9 @@ def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> N
         undone = [job.task for job in jobs if not job.done]
         assert [*drained(table)[: len([n for n in undone if n < 5])], *drained(table, 1)[:2]] == undone, strikes.last
         assert [job.settled for job in jobs] == [1] * 7, strikes.last
-        assert all(job.value == b"%d" % job.task and job.error is None for job in jobs if job.task in undone), strikes.last
+        assert all(job.value == b"%d" % job.task and job.error is None for job in jobs if job.task in undone), (
+            strikes.last
+        )
     assert strikes.at
 
 
@@ -104,11 +107,13 @@ def test_a_signal_handler_may_discard_everything_in_the_middle_of_finish() -> No
 
 
 class AgainstLists(RuleBasedStateMachine):
-    """Workers do tasks in order and may die at any time; lists say where every task should be. Some tasks have an owner, one of the workers.
+    """Workers do tasks in order and may die at any time; lists say where every task should be. Some tasks have an
+    owner, one of the workers.
 
-    Seen to fail: `requeue` without `reversed`; `requeue` and `restart` that bring back what was discarded; `discard` that keeps the backlog;
-    `restart` without what the workers held; `finish` that settles a job twice, or counts it as another number; `waiting_for` that counts
-    the tasks of other owners; `fail` that gives the tasks so far another error.
+    Seen to fail: `requeue` without `reversed`; `requeue` and `restart` that bring back what was discarded; `discard`
+    that keeps the backlog; `restart` without what the workers held; `finish` that settles a job twice, or counts it as
+    another number; `waiting_for` that counts the tasks of other owners; `fail` that gives the tasks so far another
+    error.
     """
 
     @initialize()

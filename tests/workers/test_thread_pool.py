@@ -84,7 +84,9 @@ def test_a_stuck_thread_is_given_up_and_named(pools, gate):
     held = pool.submit(gate)
     begun(gate)
     pool.wait([held], 0.01)
-    with pytest.raises(TimeoutError, match=rf"waited 0.01 s for Gate row 7, in worker thread {held.worker}, which cannot be stopped"):
+    with pytest.raises(
+        TimeoutError, match=rf"waited 0.01 s for Gate row 7, in worker thread {held.worker}, which cannot be stopped"
+    ):
         held.result()
     assert pool.statistics().stuck == 1
     assert [result(pool, pool.submit(task)) for task in range(9)] == list(range(9))
@@ -104,7 +106,8 @@ def test_when_all_threads_are_stuck_the_error_says_so(pools, gate):
         pool.wait([job], 0.01)
     waiting = pool.submit(5)
     with pytest.raises(
-        TimeoutError, match=r"no worker thread has begun; 2 of 2 are stuck: worker thread 0 in Gate row 7; worker thread 1 in"
+        TimeoutError,
+        match=r"no worker thread has begun; 2 of 2 are stuck: worker thread 0 in Gate row 7; worker thread 1 in",
     ):
         pool.wait([waiting], 0.01)
     gate.set()
@@ -130,7 +133,8 @@ def test_a_wait_is_ended_and_discard_forgets(pools, gate, act):
 
 
 def test_stuck_threads_are_left_behind_by_name(gate, caplog):
-    """Daemons, so that they do not hold up the interpreter's exit. Seen to fail: `join` that gives each of them its own time to wake (1.6 s)."""
+    """Daemons, so that they do not hold up the interpreter's exit. Seen to fail: `join` that gives each of them its own
+    time to wake (1.6 s)."""
     pool = ThreadPool(Gated(), 17)
     pool.start()
     for _ in [pool.submit(gate) for _ in range(16)]:
@@ -152,7 +156,8 @@ def test_stuck_threads_are_left_behind_by_name(gate, caplog):
 
 
 def test_a_close_at_any_line_of_a_jump_leaves_no_thread():
-    """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the inbox."""
+    """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the
+    inbox."""
     strikes, struck = Strikes(lambda: pool.abandon()), True
     while struck:
         pool = ThreadPool(Gated(), 2)

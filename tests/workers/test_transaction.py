@@ -36,7 +36,8 @@ class Ledger:
 @pytest.mark.parametrize("interrupted_rollbacks", [0, 1])
 @pytest.mark.parametrize("looks", [False, True])
 def test_whoever_comes_next_finds_together_what_belongs_together(fault, interrupted_rollbacks, looks):
-    """Seen to fail: `_inconsistent` cleared by every exit, before `rollback` is called, or never; never set, or by `__exit__` alone."""
+    """Seen to fail: `_inconsistent` cleared by every exit, before `rollback` is called, or never; never set, or by
+    `__exit__` alone."""
     ledger = Ledger(interrupted_rollbacks)
     if isinstance(fault, str):
         ledger.transaction.begin(ledger.roll_back)

@@ -1,7 +1,8 @@
 """``python -m penstock bench``: measures a loader, of penstock or any other, as a training loop would use it.
 
-With ``--compare`` also the same data inline, in threads, in processes and on Ray, each in a separate process. They are alive at once and take turns of a
-few seconds, so other load on the machine affects all of them. What the user's code prints there goes to stderr.
+With ``--compare`` also the same data inline, in threads, in processes and on Ray, each in a separate process. They are
+alive at once and take turns of a few seconds, so other load on the machine affects all of them. What the user's code
+prints there goes to stderr.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ _END: Final = object()
 
 
 class Turn(NamedTuple):
-    """What a loop saw in one turn. ``epoch_s`` is how long it waited for the first batch of an epoch, None if no epoch began; ``report`` is the loader's."""
+    """What a loop saw in one turn.
+
+    ``epoch_s`` is how long it waited for the first batch of an epoch, None if no epoch began; ``report`` is the
+    loader's.
+    """
 
     samples_per_s: float
     batch_s: float
@@ -97,7 +102,14 @@ class Row:
 
 
 def bench(
-    target: str, seconds: float, step_s: float, compare: bool, num_workers: int | None, batch_size: int, out: TextIO, err: TextIO
+    target: str,
+    seconds: float,
+    step_s: float,
+    compare: bool,
+    num_workers: int | None,
+    batch_size: int,
+    out: TextIO,
+    err: TextIO,
 ) -> int:
     """Measure what ``target`` names, and print a table and what follows from it.
 
@@ -122,7 +134,11 @@ def bench(
                 continue
             row = Row(method, ends.enter_context(_apart()) if compare else None)
             ends.callback(row.ask, _end)
-            row.name, row.num_workers, row.first_s = row.ask(_begin, target, method, num_workers, batch_size) or (method, 0, 0.0)
+            row.name, row.num_workers, row.first_s = row.ask(_begin, target, method, num_workers, batch_size) or (
+                method,
+                0,
+                0.0,
+            )
             if method == "given" and row.error:
                 print(f"penstock bench: {row.error}", file=err)
                 return 2
@@ -135,9 +151,18 @@ def bench(
                     row.turns.append(turn)
     for row in rows:
         if not row.turns and not row.error:
-            row.error = "it can be read only once, and ended too soon. Name a function that returns a new one with more batches."
+            row.error = (
+                "it can be read only once, and ended too soon. Name a function that returns a new one with more "
+                "batches."
+            )
     best = recommended(rows)
-    print(table(rows, step_s), "", "Nothing could be measured." if best is None else advice(best, step_s), sep="\n", file=out)
+    print(
+        table(rows, step_s),
+        "",
+        "Nothing could be measured." if best is None else advice(best, step_s),
+        sep="\n",
+        file=out,
+    )
     return 1 if best is None else 0
 
 
@@ -153,7 +178,8 @@ _readers: list[Reader] = []
 
 def _prepare(start_method: str) -> None:
     os.dup2(2, 1)
-    multiprocessing.set_start_method(start_method, force=True)  # as in the user's script; a process that is spawned would spawn its own
+    # as in the user's script; a process that is spawned would spawn its own
+    multiprocessing.set_start_method(start_method, force=True)
 
 
 def _begin(target: str, method: str, num_workers: int | None, batch_size: int) -> tuple[str, int, float]:
@@ -194,7 +220,9 @@ class Reader:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._in_batches = getattr(loader, "batch_size", 1) is not None or getattr(loader, "batch_sampler", None) is not None
+        self._in_batches = (
+            getattr(loader, "batch_size", 1) is not None or getattr(loader, "batch_sampler", None) is not None
+        )
         start = time.perf_counter()
         self._batches: Iterator[Any] | None = iter(loader)
         self.reads_once = self._batches is loader
@@ -203,7 +231,9 @@ class Reader:
         self.first_s = time.perf_counter() - start
 
     def turn(self, seconds: float, step_s: float) -> Turn | None:
-        """Read for ``seconds``, and spend ``step_s`` on each batch; None if an iterable that can be read only once has ended."""
+        """Read for ``seconds``, and spend ``step_s`` on each batch; None if an iterable that can be read only once has
+        ended.
+        """
         if not self.reads_once:
             self.loop(seconds * _WARM_SHARE, step_s)
         loop = self.loop(seconds * (1 - _WARM_SHARE), step_s)
@@ -212,7 +242,14 @@ class Reader:
         batch_s = (loop.elapsed_s - loop.first_wait_s) / (loop.batches - 1)
         starts = loop.epoch_start_waits
         report = self._loader.report() if isinstance(self._loader, Loader) else ""
-        return Turn(loop.samples_per_s, batch_s, loop.stall_share, starts.p50_s if starts.count else None, memory_of_processes(), report)
+        return Turn(
+            loop.samples_per_s,
+            batch_s,
+            loop.stall_share,
+            starts.p50_s if starts.count else None,
+            memory_of_processes(),
+            report,
+        )
 
     def loop(self, seconds: float, step_s: float) -> LoaderStatistics:
         """What a loop of ``seconds`` sees."""
@@ -251,11 +288,19 @@ def rows_of(batch: Any) -> int:
     if len(sizes) == 1:
         return sizes.pop()
     lists = [one for one in inside if isinstance(one, list | tuple)]
-    return len(lists[0]) if lists and (is_mapping or isinstance(batch, tuple)) else 1 if is_mapping else max(1, len(inside))
+    return (
+        len(lists[0])
+        if lists and (is_mapping or isinstance(batch, tuple))
+        else 1
+        if is_mapping
+        else max(1, len(inside))
+    )
 
 
 def memory_of_processes() -> int:
-    """Bytes of this process and all that it started (PSS: memory that several share is divided among them); 0 where the system does not tell, which only Linux does."""
+    """Bytes of this process and all that it started (PSS: memory that several share is divided among them); 0 where the
+    system does not tell, which only Linux does.
+    """
     return sum(1024 * kib for pid in _family() for kib in entries(Path(f"/proc/{pid}/smaps_rollup"), "Pss:"))
 
 
@@ -274,7 +319,10 @@ def _family() -> set[int]:
 def table(rows: list[Row], step_s: float) -> str:
     """The results, a line for each row."""
     width = max(len(row.name) for row in rows)
-    lines = [f"{'':{width}}  {'samples/s':>10}  {'from-to':>17}  {'stall':>5}  {'first batch':>11}  {'next epoch':>10}  {'memory':>9}"]
+    lines = [
+        f"{'':{width}}  {'samples/s':>10}  {'from-to':>17}  {'stall':>5}  {'first batch':>11}  {'next epoch':>10}  "
+        f"{'memory':>9}"
+    ]
     for row in rows:
         if row.error:
             lines.append(f"{row.name:{width}}  {row.error}")
@@ -283,14 +331,17 @@ def table(rows: list[Row], step_s: float) -> str:
         epochs = [turn.epoch_s for turn in row.turns if turn.epoch_s is not None]
         stall = f"{row.typical('stall_share'):.0%}" if step_s else "-"
         lines.append(
-            f"{row.name:{width}}  {median(rates):>10,.0f}  {f'{min(rates):,.0f}-{max(rates):,.0f}':>17}  {stall:>5}  {time_of(row.first_s):>11}  "
-            f"{time_of(median(epochs)) if epochs else '-':>10}  {size_of(max(turn.memory for turn in row.turns)):>9}"
+            f"{row.name:{width}}  {median(rates):>10,.0f}  {f'{min(rates):,.0f}-{max(rates):,.0f}':>17}  {stall:>5}  "
+            f"{time_of(row.first_s):>11}  {time_of(median(epochs)) if epochs else '-':>10}  "
+            f"{size_of(max(turn.memory for turn in row.turns)):>9}"
         )
     return "\n".join(lines)
 
 
 def recommended(rows: list[Row]) -> Row | None:
-    """The simplest of penstock's loaders that is as fast as the fastest one, or the only loader; None if none could be measured."""
+    """The simplest of penstock's loaders that is as fast as the fastest one, or the only loader; None if none could be
+    measured.
+    """
     ours = [row for row in rows if not row.error and (row.method != "given" or len(rows) == 1)]
     fastest = max((row.typical("samples_per_s") for row in ours), default=0.0)
     return next((row for row in ours if row.typical("samples_per_s") >= _ALIKE * fastest), None)
@@ -301,16 +352,23 @@ def advice(row: Row, step_s: float) -> str:
     stall, report = row.typical("stall_share"), row.turns[-1].report
     if not step_s:
         said = (
-            f"It keeps up with training steps of {time_of(row.typical('batch_s'))} or longer. To see how long yours waits, pass --step-ms."
+            f"It keeps up with training steps of {time_of(row.typical('batch_s'))} or longer. To see how long yours "
+            f"waits, pass --step-ms."
         )
     elif report and row.method == "given":  # with --compare a report would count the turns of the other rows as steps
         said = report
     elif stall < _STALLED:
         said = f"The training step waits only {stall:.1%} of the time for data, so a faster loader would not help."
     else:
-        said = f"The training step waits {stall:.0%} of the time for data; without that it would run {1 / (1 - stall):.2f} times as fast."
+        said = (
+            f"The training step waits {stall:.0%} of the time for data; without that it would run "
+            f"{1 / (1 - stall):.2f} times as fast."
+        )
     if row.method == "given":
         return said
     workers = "num_workers=0" if row.method == "inline" else f'num_workers={row.num_workers}, method="{row.method}"'
-    threads = "Threads share the global random generators: a dataset that draws from them must use penstock.sample().rng, or processes."
+    threads = (
+        "Threads share the global random generators: a dataset that draws from them must use penstock.sample().rng, or "
+        "processes."
+    )
     return "\n".join([f"Use penstock with {workers}.", said, *[threads] * (row.method == "thread")])

@@ -40,4 +40,6 @@ def _readers(paths: list[str]) -> Counter[int]:
         return Counter()
     inodes = {os.stat(path).st_ino for path in paths if os.path.exists(path)}
     locks = [[word for word in line.split() if word != "->"] for line in lines]
-    return Counter(int(pid) for _, kind, *_, pid, file, _, _ in locks if kind == "FLOCK" and int(file.rpartition(":")[2]) in inodes)
+    return Counter(
+        int(pid) for _, kind, *_, pid, file, _, _ in locks if kind == "FLOCK" and int(file.rpartition(":")[2]) in inodes
+    )

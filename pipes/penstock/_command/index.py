@@ -1,4 +1,6 @@
-"""``python -m penstock index``: writes the indices of files, which are read here, in several processes, or on the machines of a Ray cluster."""
+"""``python -m penstock index``: writes the indices of files, which are read here, in several processes, or on the
+machines of a Ray cluster.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ WORTH_A_WORKER: Final = 2**28
 
 
 class Outcome(NamedTuple):
-    """The result for one file: how many records it has, whether an index was written, and why not (empty if there was no error)."""
+    """The result for one file: how many records it has, whether an index was written, and why not (empty if there was
+    no error).
+    """
 
     path: str
     records: int = 0
@@ -44,7 +48,9 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
-def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal["ray"] | None, out: TextIO, err: TextIO) -> int:
+def index_files(
+    paths: Iterable[str], folder: str | None, workers: int | Literal["ray"] | None, out: TextIO, err: TextIO
+) -> int:
     """Index files, except those whose index is up to date.
 
     Args:
@@ -52,7 +58,8 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
         folder: Folder for the indices; None: next to the files.
         workers: Number of processes; None: as many as are worthwhile; ``"ray"``: those of a Ray cluster.
         out: Stream for a one-line summary.
-        err: Stream for errors, one line per file, and for the progress where there is no terminal, a line every ten seconds.
+        err: Stream for errors, one line per file, and for the progress where there is no terminal, a line every ten
+            seconds.
 
     Returns:
         The exit code: 0 if every file now has its index, 1 if one does not, 2 if it is unclear which files are meant.
@@ -60,7 +67,9 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
     try:
         paths = list(paths)
         refused = [
-            Outcome(path, error=f"it is a folder. Pass the files in it: '{path.rstrip('/')}/*'") for path in paths if _is_folder(path)
+            Outcome(path, error=f"it is a folder. Pass the files in it: '{path.rstrip('/')}/*'")
+            for path in paths
+            if _is_folder(path)
         ]
         files = [path for path in expanded(paths) if not bare(path).endswith((SUFFIX, ".tmp")) and not _is_folder(path)]
         todo = [path for path in files if not _needs_none(path)]
@@ -69,7 +78,9 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
         print(f"penstock index: {exc}", file=err)
         return 2
     outcomes: list[Outcome] = []
-    with Progress("indexing", len(refused) + len(index_paths), "files", say=partial(print, file=err, flush=True)) as progress:
+    with Progress(
+        "indexing", len(refused) + len(index_paths), "files", say=partial(print, file=err, flush=True)
+    ) as progress:
         for outcome in chain(refused, outcomes_of(index_paths, workers)):
             outcomes.append(outcome)
             if outcome.error:
@@ -78,7 +89,10 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
             progress.at(len(outcomes))
     new = [outcome.records for outcome in outcomes if outcome.is_new]
     failed = sum(bool(outcome.error) for outcome in outcomes)
-    others = f"up to date: {len(outcomes) - len(new) - failed:,}, no index needed: {len(files) - len(todo):,}, failed: {failed:,}"
+    others = (
+        f"up to date: {len(outcomes) - len(new) - failed:,}, no index needed: {len(files) - len(todo):,}, failed: "
+        f"{failed:,}"
+    )
     print(f"indexed: {len(new):,} ({sum(new):,} records), {others}", file=out)
     return 1 if failed else 0
 
@@ -112,7 +126,9 @@ def _readers(workers: int | Literal["ray"]) -> Iterator[Read]:
         there = connected().remote(_offsets_there)
         yield lambda path, now: there.remote(path if is_remote(path) else os.path.abspath(path), now).future()
     else:
-        context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
+        context = multiprocessing.get_context(
+            "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        )
         if context.get_start_method() == "forkserver":
             context.set_forkserver_preload([__name__])  # imports torch once instead of in every process
         with ProcessPoolExecutor(workers, context) as pool:
@@ -133,7 +149,10 @@ def _looked_at(path: str, index_path: str) -> Outcome | Stamp:
             raise ValueError("an index cannot be written next to it. Pass --index FOLDER.")
         now = stamp(path)
         if now.size < 0:
-            raise ValueError("the server does not report its size, so a truncated download could not be detected. Download the file first.")
+            raise ValueError(
+                "the server does not report its size, so a truncated download could not be detected. Download the file "
+                "first."
+            )
         with contextlib.suppress(FileNotFoundError, ValueError):  # there is no index, or a damaged one
             header = read_header(index_path)
             if header.kind == format.kind and header.stamp == now:
@@ -188,7 +207,9 @@ def format_of(path: str) -> Format:
     for suffix in (os.path.splitext(name)[1], os.path.splitext(name.removesuffix(compression(name)))[1]):
         if suffix in indexed:
             return indexed[suffix]
-    raise ValueError(f"the name must end in one of {', '.join(indexed)}, optionally followed by .gz, .zst, .xz or .bz2.")
+    raise ValueError(
+        f"the name must end in one of {', '.join(indexed)}, optionally followed by .gz, .zst, .xz or .bz2."
+    )
 
 
 def _formats() -> dict[str, Format | None]:

@@ -1,4 +1,7 @@
-"""``python -m penstock state``: prints a saved state, and what it means. The file is untrusted: nothing in it is unpickled or executed."""
+"""``python -m penstock state``: prints a saved state, and what it means.
+
+The file is untrusted: nothing in it is unpickled or executed.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,19 @@ def show(path: str, key: str | None, out: TextIO, err: TextIO) -> int:
         where = path + "".join(f"[{cut(repr(name), 60)}]" for name in names)
         try:
             of, opened, retired = ledger.parts(state)
-            more = [f"It is of a Ledger: {len(opened):,} open, which are served first, and {len(retired):,} indices retired."] * (
-                of is not state
-            )
+            more = [
+                f"It is of a Ledger: {len(opened):,} open, which are served first, and {len(retired):,} indices "
+                f"retired."
+            ] * (of is not state)
             whole = parsed(of)
-            print(where, *more, *_sentences(whole["settings"], whole["state"]), json.dumps(whole, indent=2), sep="\n", file=out)
+            print(
+                where,
+                *more,
+                *_sentences(whole["settings"], whole["state"]),
+                json.dumps(whole, indent=2),
+                sep="\n",
+                file=out,
+            )
         except ValueError as exc:  # a StateError; or Python refuses to print a number with more than 4300 digits
             damaged += 1
             print(f"penstock state: {where} is damaged: {cut(str(exc), 1000)}", file=err)
@@ -69,7 +80,10 @@ def _chosen(whole: Any, path: str, key: str | None) -> list[tuple[tuple[Any, ...
         raise StateError(f"{path} contains no penstock state. {keys}Save what loader.state_dict() returns.")
     chosen = [one for one in found if key is None or f"{dotted(one[0])}.".startswith(f"{key}.")]
     if not chosen:
-        raise StateError(f"{path} has no penstock state at {key}, but at: {cut(', '.join(dotted(names) for names, _ in found), 500)}.")
+        raise StateError(
+            f"{path} has no penstock state at {key}, but at: "
+            f"{cut(', '.join(dotted(names) for names, _ in found), 500)}."
+        )
     return chosen
 
 
@@ -109,7 +123,8 @@ def skip(path: str, key: str | None, ranges: list[tuple[int, int]], output: str,
         print(f"penstock state: {cut(str(exc), 1000)}", file=err)
         return 1
     print(
-        f"{output}: {len(found)} state{'s' * (len(found) > 1)} that will skip {', '.join(f'{begin:,} to {end:,}' for begin, end in ranges)}.",
+        f"{output}: {len(found)} state{'s' * (len(found) > 1)} that will skip "
+        f"{', '.join(f'{begin:,} to {end:,}' for begin, end in ranges)}.",
         file=out,
     )
     return 0
@@ -149,7 +164,8 @@ def _where(settings: dict[str, Any], at: dict[str, Any]) -> str:
     unit = grouped or ("samples" if "batches_of" in settings else "batches" if "checksum" in at else "items")
     of = f" of {settings['length']:,}" if isinstance(settings.get("length"), int) and not grouped else ""
     whose = "the share of the rank that saved it" if settings.get("split") == "own" else "all ranks together"
-    return f"It resumes in epoch {epoch}, after {position - left:,}{of} {unit} of {whose}."  # the next epoch of a stream begins with what is left
+    # the next epoch of a stream begins with what is left
+    return f"It resumes in epoch {epoch}, after {position - left:,}{of} {unit} of {whose}."
 
 
 def _needs(settings: dict[str, Any]) -> str:
@@ -158,7 +174,10 @@ def _needs(settings: dict[str, Any]) -> str:
         for name in ("order", "source", "lanes", "batch_size", "drop_last", "dataset_length", "seed", "sample_seed")
         if name in settings
     ]
-    return f"It needs a loader with the same settings: {', '.join(f'{name}={_said(settings[name])}' for name in names) or 'those below'}."
+    return (
+        f"It needs a loader with the same settings: "
+        f"{', '.join(f'{name}={_said(settings[name])}' for name in names) or 'those below'}."
+    )
 
 
 def _ranks(settings: dict[str, Any], at: dict[str, Any]) -> str:
@@ -188,7 +207,8 @@ def _states(one: Any, names: tuple[Any, ...], seen: set[int]) -> Iterator[tuple[
 
 
 def _loaded(path: str) -> tuple[Any, bool]:
-    """The file's contents, and whether they are JSON: otherwise what ``torch.load`` returns without unpickling anything but tensors and plain data.
+    """The file's contents, and whether they are JSON: otherwise what ``torch.load`` returns without unpickling anything
+    but tensors and plain data.
 
     Raises:
         StateError: It is neither.
@@ -205,6 +225,7 @@ def _loaded(path: str) -> tuple[Any, bool]:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip), False
     except Exception as exc:
         raise StateError(
-            f"{path} is neither JSON nor a torch.save file that contains only tensors and plain data ({type(exc).__name__}: {str(exc).partition(chr(10))[0]}). Other objects "
-            f"are not unpickled, because the file may be untrusted. Save the loader's state in a separate file: json.dump(loader.state_dict(), file)."
+            f"{path} is neither JSON nor a torch.save file that contains only tensors and plain data "
+            f"({type(exc).__name__}: {str(exc).partition(chr(10))[0]}). Other objects are not unpickled, because the "
+            f"file may be untrusted. Save the loader's state in a separate file: json.dump(loader.state_dict(), file)."
         ) from exc

@@ -1,4 +1,7 @@
-"""``python -m penstock which``: the samples of some steps, as the loader that a function builds would deliver them. Loads nothing."""
+"""``python -m penstock which``: the samples of some steps, as the loader that a function builds would deliver them.
+
+Loads nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,14 @@ if TYPE_CHECKING:
 
 
 def which(
-    target: str, steps: tuple[int, int], rank: int, world_size: int, state: str | None, key: str | None, out: TextIO, err: TextIO
+    target: str,
+    steps: tuple[int, int],
+    rank: int,
+    world_size: int,
+    state: str | None,
+    key: str | None,
+    out: TextIO,
+    err: TextIO,
 ) -> int:
     """Print one line of JSON for each sample of the steps, or for each pack, with its documents.
 
@@ -31,7 +41,8 @@ def which(
         steps: The first one and the one after the last, counted from the first batch of training, from 0.
         rank: Whose steps; the loader finds it where ``torchrun`` leaves it.
         world_size: Number of ranks.
-        state: A file with a state of that loader, or of its `Ledger`, which is checked; see `penstock._command.state.show`.
+        state: A file with a state of that loader, or of its `Ledger`, which is checked; see
+            `penstock._command.state.show`.
         key: Where in the file; needed if there are several.
         out: Stream for the output.
         err: Stream for errors.
@@ -43,21 +54,30 @@ def which(
     try:
         loader = built(target)
         if not isinstance(loader, Loader):
-            raise TargetError(f"{target} returns a {type(loader).__name__}, but only a penstock.Loader knows which samples are in a step.")
+            raise TargetError(
+                f"{target} returns a {type(loader).__name__}, but only a penstock.Loader knows which samples are in a "
+                f"step."
+            )
         if (of := ranks_of(loader.root)) != (rank, world_size):
             raise TargetError(
-                f"{target} builds the loader of rank {of[0]} of {of[1]}, whatever is asked for. Pass --rank {of[0]} --world-size {of[1]}, or leave its rank "
-                f"and world_size out, so that the loader finds them in RANK and WORLD_SIZE."
+                f"{target} builds the loader of rank {of[0]} of {of[1]}, whatever is asked for. Pass --rank {of[0]} "
+                f"--world-size {of[1]}, or leave its rank and world_size out, so that the loader finds them in RANK "
+                f"and WORLD_SIZE."
             )
         if state is not None:
             saved = states(state, key)
             if len(saved) > 1:
-                raise TargetError(f"{state} holds several states. Choose one with --key: {', '.join(dotted(names) for names, _ in saved)}.")
+                raise TargetError(
+                    f"{state} holds several states. Choose one with --key: "
+                    f"{', '.join(dotted(names) for names, _ in saved)}."
+                )
             loader.load_state_dict(parts(saved[0][1])[0])
         facts = DatasetFacts(loader.dataset if loader._words is not None else None)
         for step, address in _addresses(loader, *steps):
             indices = address.indices if isinstance(address.position, tuple) else [address.indices]
-            for position, index in zip(address.positions.tolist(), indices, strict=len(indices) == len(address.positions)):
+            for position, index in zip(
+                address.positions.tolist(), indices, strict=len(indices) == len(address.positions)
+            ):
                 found = {"step": step, "epoch": address.epoch, "position": position, **_said(facts, index)}
                 print(json.dumps(found, default=str), file=out)
     except (TargetError, PenstockError, OSError, ValueError, RecursionError) as exc:
@@ -69,7 +89,12 @@ def which(
 def _said(facts: DatasetFacts, index: Any) -> dict[str, Any]:
     """What is known of an index of the dataset, or of the documents of a pack."""
     if isinstance(index, list) and index and isinstance(index[0], Document):
-        return {"documents": [{**_said(facts, document.index), "start": document.start, "length": document.length} for document in index]}
+        return {
+            "documents": [
+                {**_said(facts, document.index), "start": document.start, "length": document.length}
+                for document in index
+            ]
+        }
     where = facts.where(index) if isinstance(index, int) else None
     return {"index": index} if where is None else {"index": index, "where": where}
 
@@ -77,7 +102,9 @@ def _said(facts: DatasetFacts, index: Any) -> dict[str, Any]:
 def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int, Address]]:
     node: Any = next(node for node in loader.root.chain() if isinstance(node, IndexNode))
     if not node.first.has_indices:
-        raise TargetError("this loader reads its data from the beginning: only reading it shows which samples are in a step.")
+        raise TargetError(
+            "this loader reads its data from the beginning: only reading it shows which samples are in a step."
+        )
     here, step, empty = node.seek(node.start(0)), 0, False
     while step < end:
         left = node.left(here)

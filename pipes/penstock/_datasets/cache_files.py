@@ -1,6 +1,7 @@
 """The files of a cache: how they are written and read, and which dataset they belong to.
 
-A cache is two files: named files in a folder, or unnamed ones in memory. In a folder, ``penstock.json`` says which dataset they belong to::
+A cache is two files: named files in a folder, or unnamed ones in memory. In a folder, ``penstock.json`` says which
+dataset they belong to::
 
     penstock.data    record record record …     append-only
     penstock.index   u64 u64 u64 …              for each sample: where its record ends in the data; 0: not cached
@@ -8,10 +9,12 @@ A cache is two files: named files in a folder, or unnamed ones in memory. In a f
 
 A hit reads two mappings: no lock, no system call. A miss is safe even if its process is killed at any point:
 
-- One ``write`` with ``O_APPEND`` appends the record, so the kernel assigns it a place that no other process writes to. The 8 bytes of the index
-  are written afterwards, and only they make the sample part of the cache. Nothing ever points to a truncated record.
-- A thread that loads sample *i* locks byte *i* of the data. The lock belongs to a file opened for this one miss (Linux's "open file
-  description lock"), so it excludes other threads as well as other processes, and the kernel releases it if its holder dies.
+- One ``write`` with ``O_APPEND`` appends the record, so the kernel assigns it a place that no other process writes to.
+  The 8 bytes of the index are written afterwards, and only they make the sample part of the cache. Nothing ever points
+  to a truncated record.
+- A thread that loads sample *i* locks byte *i* of the data. The lock belongs to a file opened for this one miss
+  (Linux's "open file description lock"), so it excludes other threads as well as other processes, and the kernel
+  releases it if its holder dies.
 - A process checks the CRC of a record the first time it reads it. A sample that fails the check counts as not cached.
 """
 
@@ -71,7 +74,9 @@ class Files:
             close(fd)
 
     def opened(self, which: int, flags: int) -> int:
-        """Reopen the index (0) or the data (1), with its own position and locks; never a newer file of the same name, where /proc exists."""
+        """Reopen the index (0) or the data (1), with its own position and locks; never a newer file of the same name,
+        where /proc exists.
+        """
         if os.path.isdir(_OPEN):
             return os.open(f"{_OPEN}/{self.fds[which]}", flags)
         return open_own(os.path.join(self._folder or "", (_INDEX, _DATA)[which]), flags)
@@ -96,7 +101,8 @@ class Files:
             raise
         except Exception as error:
             raise ValueError(
-                f"sample {number} in the cache {self._folder} cannot be decoded, although its checksum is correct ({error}). If the cause is not clear, delete the folder."
+                f"sample {number} in the cache {self._folder} cannot be decoded, although its checksum is correct "
+                f"({error}). If the cause is not clear, delete the folder."
             ) from error
 
 
@@ -142,7 +148,9 @@ def _lock(fd: int, number: int, *, wait: bool) -> bool:
 
 
 def _release(fd: int) -> None:
-    """Close the file and unlock it explicitly: a child forked in the meantime shares the open file and would keep its locks."""
+    """Close the file and unlock it explicitly: a child forked in the meantime shares the open file and would keep its
+    locks.
+    """
     if _HAS_LOCKS:
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
@@ -155,7 +163,9 @@ def _flock(kind: int, start: int, nbytes: int) -> bytes:
 
 def in_memory(length: int) -> Files:
     if not os.path.isdir(_OPEN):
-        raise ValueError("a cache without a path needs anonymous memory, which only Linux has (and shows in /proc). Give a path.")
+        raise ValueError(
+            "a cache without a path needs anonymous memory, which only Linux has (and shows in /proc). Give a path."
+        )
     index = create(_ENTRY.size * length)
     try:
         data = create(0)
@@ -170,7 +180,9 @@ def for_child(fd: int) -> Any:
     from multiprocessing import context, reduction
 
     if context.get_spawning_popen() is None:  # type: ignore[attr-defined,unused-ignore]
-        raise TypeError("a cache without a path belongs to this process and its children, so it cannot be pickled. Give a path.")
+        raise TypeError(
+            "a cache without a path belongs to this process and its children, so it cannot be pickled. Give a path."
+        )
     return reduction.DupFd(fd)
 
 
@@ -229,14 +241,15 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
 def _compare(folder: str, identity: dict[str, Any]) -> None:
     try:
         with open(open_own(os.path.join(folder, _HEAD), os.O_RDONLY), encoding="utf-8") as text:
-            found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))  # anything longer is another file, or endless
+            # anything longer is another file, or endless
+            found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))
         theirs = {key: found[key] for key in identity}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(folder, f"{_HEAD} cannot be read ({type(error).__name__}: {error})") from error
     if json.dumps(theirs) != json.dumps(identity):
         raise ValueError(
-            f"{folder} is the cache of {_in_words(theirs)}, but this is {_in_words(identity)}. Give each dataset, and each version of its "
-            f"transform, its own folder, or delete this one."
+            f"{folder} is the cache of {_in_words(theirs)}, but this is {_in_words(identity)}. Give each dataset, and "
+            f"each version of its transform, its own folder, or delete this one."
         )
 
 
@@ -244,7 +257,9 @@ def identity_of(dataset: Any, fingerprint: Any) -> dict[str, Any]:
     try:
         fingerprint = json.loads(json.dumps(fingerprint, sort_keys=True))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"fingerprint={fingerprint!r:.80} is not JSON ({error}). Use strings, numbers, lists and dicts.") from error
+        raise TypeError(
+            f"fingerprint={fingerprint!r:.80} is not JSON ({error}). Use strings, numbers, lists and dicts."
+        ) from error
     name = f"{module_of(type(dataset))}.{type(dataset).__qualname__}"
     names = DatasetFacts.of(dataset).names.get(SHARD_NAMES)
     said = {"format": _FORMAT, "dataset": name, "length": len(dataset), "fingerprint": fingerprint}
@@ -252,7 +267,9 @@ def identity_of(dataset: Any, fingerprint: Any) -> dict[str, Any]:
 
 
 def _in_words(identity: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {json.dumps(value)}" for key, value in identity.items() if key != "format" or value != _FORMAT)
+    return ", ".join(
+        f"{key} {json.dumps(value)}" for key, value in identity.items() if key != "format" or value != _FORMAT
+    )
 
 
 def _damaged(folder: str, why: str) -> ValueError:

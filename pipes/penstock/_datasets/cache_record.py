@@ -57,7 +57,9 @@ def value_at(memory: memoryview, end: int) -> Any:
 
 
 def _structure(value: Any, arrays: list[Any], where: str) -> Any:
-    """``value`` as JSON: a plain value stands for itself, a list describes anything else; large contents go into ``arrays``."""
+    """``value`` as JSON: a plain value stands for itself, a list describes anything else; large contents go into
+    ``arrays``.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -85,10 +87,14 @@ def _structure(value: Any, arrays: list[Any], where: str) -> Any:
         isinstance(value, tuple) and hasattr(kind, "_fields") and _named(module_of(kind), kind.__qualname__) is kind
     ):
         inside = [_structure(one, arrays, f"{where}[{place}]") for place, one in enumerate(value)]
-        return [kind.__name__, inside] if kind in (list, tuple) else ["named", module_of(kind), kind.__qualname__, kind._fields, inside]
+        return (
+            [kind.__name__, inside]
+            if kind in (list, tuple)
+            else ["named", module_of(kind), kind.__qualname__, kind._fields, inside]
+        )
     raise NotCacheable(
-        f"{where} is of type {kind.__module__}.{kind.__qualname__}, but a cache stores only NumPy arrays, tensors, numbers, strings, bytes, None, and "
-        f"dicts, lists and (named) tuples of these, and no other subclasses"
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}, but a cache stores only NumPy arrays, tensors, "
+        f"numbers, strings, bytes, None, and dicts, lists and (named) tuples of these, and no other subclasses"
     )
 
 
@@ -136,7 +142,9 @@ class _Reader:
         return found
 
     def _array(self, dtype: str, shape: Any, nbytes: int) -> np.ndarray:
-        made: np.ndarray = _checked(np.ndarray(shape, _plain_dtype(dtype), bytearray(self._next(nbytes))), shape, nbytes)
+        made: np.ndarray = _checked(
+            np.ndarray(shape, _plain_dtype(dtype), bytearray(self._next(nbytes))), shape, nbytes
+        )
         return made
 
     def value(self, node: Any) -> Any:
@@ -187,7 +195,10 @@ def _checked(made: Any, shape: Any, nbytes: int) -> Any:
 
 
 def _named(module: str, name: str) -> Any:
-    """The object of that name in an imported module, or in a class there. Reads no attribute, because that could run code or import a module."""
+    """The object of that name in an imported module, or in a class there.
+
+    Reads no attribute, because that could run code or import a module.
+    """
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         inside = [vars(kind)["__dict__"].__get__(found) for kind in (ModuleType, type) if issubclass(type(found), kind)]
@@ -199,12 +210,14 @@ def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
     found = _named(module, name)
     if not (issubclass(type(found), type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
         raise ValueError(
-            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), but this process has no such class. Import {module} first; if "
-            f"the class has changed, delete the cache."
+            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), but this process has no such class. "
+            f"Import {module} first; if the class has changed, delete the cache."
         )
     return found
 
 
 def module_of(kind: type) -> str:
-    """The module of a class, under the name used in cache files: a spawned process imports the main script under another name."""
+    """The module of a class, under the name used in cache files: a spawned process imports the main script under
+    another name.
+    """
     return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__

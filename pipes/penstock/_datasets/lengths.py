@@ -27,7 +27,8 @@ def lengths(
 ) -> np.ndarray:
     """``function(sample)`` of every sample of ``dataset``, by index: lengths or counts for `Packs` and `Buckets`.
 
-    Every sample is loaded once, during this call, on every rank, unless the file ``cache`` exists. Progress is shown as by `Cached.fill`.
+    Every sample is loaded once, during this call, on every rank, unless the file ``cache`` exists. Progress is shown as
+    by `Cached.fill`.
 
     Args:
         dataset: Map-style.
@@ -49,9 +50,13 @@ def lengths(
     """
     name = name_of(function, "function")
     if isinstance(dataset, Mix):
-        raise ValueError("a Mix is measured by source: pass {name: lengths(source, function) for each source} as a dict to Packs.")
+        raise ValueError(
+            "a Mix is measured by source: pass {name: lengths(source, function) for each source} as a dict to Packs."
+        )
     check_read_once(dataset, "lengths", "Measure a dataset that does not change.")
-    compute = partial(one_each, dataset, partial(_measured, function, name), f"measuring by {name}", num_workers, method)
+    compute = partial(
+        one_each, dataset, partial(_measured, function, name), f"measuring by {name}", num_workers, method
+    )
     found = kept(cache, dataset, function, "function", "measured by", compute)
     if len(found) != len(dataset):
         raise ValueError(f"{cache} is damaged: it holds {len(found)} lengths for {len(dataset)} samples. Delete it.")

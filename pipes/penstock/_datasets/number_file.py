@@ -1,4 +1,6 @@
-"""Integers that a function of each sample yields: computed in one pass over a dataset, by workers, and kept in a file."""
+"""Integers that a function of each sample yields: computed in one pass over a dataset, by workers, and kept in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def name_of(function: Any, role: str) -> str:
 
 
 def one_each(dataset: Any, function: Callable[[Any], Any], what: str, num_workers: int, method: Any) -> np.ndarray:
-    """``function(sample)`` of each sample, in order, computed on this rank alone. ``what`` is shown with the progress."""
+    """``function(sample)`` of each sample, in order, computed on this rank alone.
+
+    ``what`` is shown with the progress.
+    """
     work = {"transform": function, "collate_fn": np.array, "num_workers": num_workers, "method": method}
     batches = one_pass(dataset, _BATCH_SIZE, what, order=SequentialOrder(len(dataset)), **work)
     try:
@@ -61,7 +66,8 @@ def kept(cache: Any, dataset: Any, function: Any, role: str, did: str, compute: 
         compute: Reads the dataset.
 
     Raises:
-        ValueError: The file belongs to another dataset or function, or is damaged; or the function cannot be identified.
+        ValueError: The file belongs to another dataset or function, or is damaged; or the function cannot be
+            identified.
     """
     if cache is None:
         return compute()
@@ -76,20 +82,26 @@ def _identity(dataset: Any, function: Any, name: str, role: str, did: str) -> di
         holds = f"{zlib.crc32(pickle.dumps(function, 5)):08x}"
     except Exception as exc:
         raise ValueError(
-            f"with cache=, the {role} is pickled to compare it with the one that the file was made with, but {name} cannot be pickled ({exc}). "
-            f"Use a module-level function, a functools.partial of one, or an object; or drop cache=."
+            f"with cache=, the {role} is pickled to compare it with the one that the file was made with, but {name} "
+            f"cannot be pickled ({exc}). Use a module-level function, a functools.partial of one, or an object; or "
+            f"drop cache=."
         ) from exc
     method = getattr(dataset, "settings", None)
     settings = None
     if callable(method):
         with contextlib.suppress(TypeError, ValueError):  # an unrelated method of that name
             settings = json.loads(json.dumps(method()))
-    return {did: name, role: holds, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}
+    return {
+        did: name,
+        role: holds,
+        **identity_of(dataset, getattr(dataset, "_fingerprint", None)),
+        "settings": settings,
+    }
 
 
-# The file of `cache`: a line of JSON that says what it was computed from, padded with spaces to a multiple of `_ALIGN`, then int64 values,
-# little-endian. It is renamed into place once complete, so any number of processes may write it at once. It is mapped, so all ranks and workers of a
-# host share one copy of up to a billion indices.
+# The file of `cache`: a line of JSON that says what it was computed from, padded with spaces to a multiple of `_ALIGN`,
+# then int64 values, little-endian. It is renamed into place once complete, so any number of processes may write it at
+# once. It is mapped, so all ranks and workers of a host share one copy of up to a billion indices.
 
 _ALIGN = 64
 
@@ -107,14 +119,18 @@ def _opened(path: str, identity: dict[str, Any]) -> Int64s:
         head = json.loads(line.decode())
         theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} was not written by penstock, or is damaged. Delete it, or give another path.") from error
+        raise ValueError(
+            f"{path} was not written by penstock, or is damaged. Delete it, or give another path."
+        ) from error
     ours = json.loads(json.dumps(identity))
     if theirs != ours:
         keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
         changed = "; ".join(f"{key} was {theirs.get(key)!r:.80} and is {ours.get(key)!r:.80}" for key in keys)
         raise ValueError(f"{path} was computed from other inputs: {changed}. Delete it, or give another path.")
     if os.path.getsize(path) != len(line) + 8 * count:
-        raise ValueError(f"{path} has {os.path.getsize(path)} bytes instead of {len(line) + 8 * count}: it is damaged. Delete it.")
+        raise ValueError(
+            f"{path} has {os.path.getsize(path)} bytes instead of {len(line) + 8 * count}: it is damaged. Delete it."
+        )
     numbers = np.memmap(path, "<i8", "r", len(line), (count,)) if count else np.empty(0, np.int64)
     if zlib.crc32(numbers.data) != crc:
         raise ValueError(f"{path} is damaged: its checksum is wrong. Delete it; the next call writes it again.")

@@ -13,15 +13,19 @@ if TYPE_CHECKING:
 
 
 def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
-    """Refuse a dataset that cannot be read by index, or that changes with the epoch; the latter error ends with ``remedy``."""
+    """Refuse a dataset that cannot be read by index, or that changes with the epoch; the latter error ends with
+    ``remedy``.
+    """
     facts = DatasetFacts.of(dataset)
     if facts.length is None:
         raise TypeError(
-            f"{reader} needs a dataset that can be read by index and has a length, and {facts.name} does not qualify. Pass a map-style dataset."
+            f"{reader} needs a dataset that can be read by index and has a length, and {facts.name} does not qualify. "
+            f"Pass a map-style dataset."
         ) from facts.unsized
     if aware := facts.epoch_aware:
         raise ValueError(
-            f"{type(aware[0]).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them only once. {remedy}"
+            f"{type(aware[0]).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them "
+            f"only once. {remedy}"
         )
 
 
@@ -34,7 +38,9 @@ def one_pass(dataset: Any, batch_size: int, what: str, **words: Any) -> Generato
         what: The current activity, for the progress bar.
         **words: See `Loader.from_dataset`.
     """
-    loader: Loader[Any] = Loader.from_dataset(dataset, batch_size, rank=0, world_size=1, prefetch_next_epoch=False, **words)
+    loader: Loader[Any] = Loader.from_dataset(
+        dataset, batch_size, rank=0, world_size=1, prefetch_next_epoch=False, **words
+    )
     with loader, Progress(what, len(dataset), "samples") as progress:
         for number, batch in enumerate(loader, 1):
             yield batch

@@ -19,10 +19,11 @@ _logger = logging.getLogger("penstock")
 
 @final
 class RandomnessCheck:
-    """Refuses samples that draw from `penstock.sample()`, and warns once per process about samples that draw from the global generators.
+    """Refuses samples that draw from `penstock.sample()`, and warns once per process about samples that draw from the
+    global generators.
 
-    It watches the global generators only in a main thread (of a worker process, or inline): in a worker thread, another thread may have
-    made the draw.
+    It watches the global generators only in a main thread (of a worker process, or inline): in a worker thread, another
+    thread may have made the draw.
 
     Args:
         remedy: The last sentence of the message, which says what to do instead.
@@ -49,12 +50,14 @@ class RandomnessCheck:
         before = self._watch.look() if watched else None
         yield
         if len(known) > asked:
-            raise ValueError(f"{what} drew from penstock.sample(), so the result would be the same in every epoch. {self._remedy}")
+            raise ValueError(
+                f"{what} drew from penstock.sample(), so the result would be the same in every epoch. {self._remedy}"
+            )
         if before is not None and self._watch.look() != before:
             self._warned = True
             _logger.warning(
-                "%s drew from the global random numbers (or another thread did at the same time). Every epoch reuses those draws. Samples "
-                "loaded from now on are not checked. %s",
+                "%s drew from the global random numbers (or another thread did at the same time). Every epoch reuses "
+                "those draws. Samples loaded from now on are not checked. %s",
                 what,
                 self._remedy,
             )

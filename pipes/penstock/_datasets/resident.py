@@ -1,4 +1,7 @@
-"""Resident: a whole dataset in device memory, loaded once. A batch is one index operation, without workers or copies."""
+"""Resident: a whole dataset in device memory, loaded once.
+
+A batch is one index operation, without workers or copies.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,13 @@ _REMEDY = "Put the random part into augment."
 class Resident(ArrayDataset):
     """A dataset held in the memory of ``device``: the fastest way to load data that fits.
 
-    Pass it to `Loader.from_dataset` in place of the dataset, without workers. Order, sharding and saved states are the same as with the
-    original dataset, so a run may switch between the two. Each rank holds the whole dataset.
+    Pass it to `Loader.from_dataset` in place of the dataset, without workers. Order, sharding and saved states are the
+    same as with the original dataset, so a run may switch between the two. Each rank holds the whole dataset.
 
     Args:
-        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, and all have the same shape. It is read once, during construction. Progress is shown
-            on a terminal if tqdm is installed, or else logged every ten seconds.
+        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, and all have the same
+            shape. It is read once, during construction. Progress is shown on a terminal if tqdm is installed, or else
+            logged every ten seconds.
         device: Where to hold it; default: the CPU.
         transform: Applied to each sample once, during loading; it must not be random.
         augment: Called for each batch, on the device, with the batch and the `BatchRng` of its samples.
@@ -54,8 +58,9 @@ class Resident(ArrayDataset):
         nbytes: Their total size.
 
     Raises:
-        ValueError: The dataset would take more than ``max_bytes`` (known after the first samples); its samples differ in shape, are not
-            tensors, change with the epoch, or draw from `penstock.sample()`; or the device does not exist.
+        ValueError: The dataset would take more than ``max_bytes`` (known after the first samples); its samples differ
+            in shape, are not tensors, change with the epoch, or draw from `penstock.sample()`; or the device does not
+            exist.
     """
 
     __module__ = "penstock"
@@ -84,7 +89,10 @@ class Resident(ArrayDataset):
         self.shard_names, self.subset_indices = map(facts.names.get, (SHARD_NAMES, SUBSET_INDICES))
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
-        _logger.info(f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) loaded onto {where} in {took_s:.1f} s")
+        _logger.info(
+            f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) loaded onto {where} in "
+            f"{took_s:.1f} s"
+        )
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
         """The dataset's own order; see `DatasetLike`."""
@@ -109,7 +117,9 @@ class _Transformed:
 @in_neutral_modes
 def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any) -> Any:
     fields, done = None, 0
-    batches = one_pass(dataset, _BATCH_SIZE, f"loading {type(dataset.dataset).__name__}", num_workers=num_workers, method=method)
+    batches = one_pass(
+        dataset, _BATCH_SIZE, f"loading {type(dataset.dataset).__name__}", num_workers=num_workers, method=method
+    )
     with contextlib.closing(batches):
         while (batch := _next(batches, done)) is not None:
             if fields is None:
@@ -129,8 +139,8 @@ def _next(batches: Any, done: int) -> Any:
 
 
 _RAGGED = (
-    "samples {first} to {last} differ in shape from each other or from earlier ones, but Resident holds all samples in one tensor. Make their shapes "
-    "equal in transform (pad, crop), or use Cached, which accepts any shape"
+    "samples {first} to {last} differ in shape from each other or from earlier ones, but Resident holds all samples in "
+    "one tensor. Make their shapes equal in transform (pad, crop), or use Cached, which accepts any shape"
 )
 
 
@@ -140,9 +150,12 @@ def _put(fields: Any, batch: Any, done: int) -> int:
     whole, part = list(leaves(fields)), list(leaves(batch))
     like = [(one.shape[1:], one.dtype) for one in whole]
     if [(one.shape[1:], one.dtype) if isinstance(one, torch.Tensor) else None for one in part] != like:
-        came = [(tuple(one.shape[1:]), one.dtype) if isinstance(one, torch.Tensor) else type(one).__name__ for one in part]
+        came = [
+            (tuple(one.shape[1:]), one.dtype) if isinstance(one, torch.Tensor) else type(one).__name__ for one in part
+        ]
         raise ValueError(
-            f"{_RAGGED.format(first=done, last=done + _BATCH_SIZE - 1)}: got {came} after {[(tuple(shape), dtype) for shape, dtype in like]}."
+            f"{_RAGGED.format(first=done, last=done + _BATCH_SIZE - 1)}: got {came} after "
+            f"{[(tuple(shape), dtype) for shape, dtype in like]}."
         )
     for field, values in zip(whole, part, strict=True):
         rows = len(values)
@@ -155,19 +168,25 @@ def _check(dataset: _Transformed, batch: Any, device: torch.device, max_bytes: i
     other = next((leaf for leaf in leaves(batch) if not isinstance(leaf, torch.Tensor)), None)
     if other is not None:
         raise ValueError(
-            f"Resident holds only tensors, but a sample of {type(dataset.dataset).__name__} also contains a {type(other).__name__} ({other!r:.40}). Convert it to a number in transform, or drop it."
+            f"Resident holds only tensors, but a sample of {type(dataset.dataset).__name__} also contains a "
+            f"{type(other).__name__} ({other!r:.40}). Convert it to a number in transform, or drop it."
         )
     rows = [leaf.nbytes // len(leaf) for leaf in leaves(batch)]
     if not rows:
-        raise ValueError(f"a sample of {type(dataset.dataset).__name__} contains no tensor, so there is nothing to hold.")
+        raise ValueError(
+            f"a sample of {type(dataset.dataset).__name__} contains no tensor, so there is nothing to hold."
+        )
     needed = sum(rows) * len(dataset)
     free = _free(device)
     limit = max_bytes if max_bytes is not None else None if free is None else int(0.9 * free)
     if limit is not None and needed > limit:
-        allowed = f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} free on {device}"
+        allowed = (
+            f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} free on {device}"
+        )
         raise ValueError(
-            f"{len(dataset)} samples of {_size(sum(rows))} each take {_size(needed)}, more than {allowed}. Make them smaller in transform (uint8 "
-            f"instead of float32, for example), hold a Subset, or use Cached, which can live on disk."
+            f"{len(dataset)} samples of {_size(sum(rows))} each take {_size(needed)}, more than {allowed}. Make them "
+            f"smaller in transform (uint8 instead of float32, for example), hold a Subset, or use Cached, which can "
+            f"live on disk."
         )
 
 
@@ -180,4 +199,6 @@ def _free(device: torch.device) -> int | None:
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes} bytes"
+    return (
+        f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes} bytes"
+    )

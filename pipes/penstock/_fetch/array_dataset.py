@@ -1,4 +1,6 @@
-"""Datasets that are arrays, or that read many rows at once: a batch is gathered per field, without creating individual samples."""
+"""Datasets that are arrays, or that read many rows at once: a batch is gathered per field, without creating individual
+samples.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ class ArrayDataset(Shown):
 
 
 class RowDataset(Dataset[Any]):
-    """Samples of fixed shapes that are read many at a time, directly into a batch; also inside a ``Subset``, a ``ConcatDataset`` or a `Mix`.
+    """Samples of fixed shapes that are read many at a time, directly into a batch; also inside a ``Subset``, a
+    ``ConcatDataset`` or a `Mix`.
 
     Args:
         row: The shape and dtype of each field of a sample, by name.
@@ -101,7 +104,9 @@ ALL = slice(None)
 
 
 def is_arrays(dataset: Any) -> bool:
-    """Whether `gathered` may be able to read ``dataset``: one of ours, or one of torch's without an override that changes its samples."""
+    """Whether `gathered` may be able to read ``dataset``: one of ours, or one of torch's without an override that
+    changes its samples.
+    """
     if isinstance(dataset, ArrayDataset):
         return True
     kind = type(dataset)
@@ -122,8 +127,8 @@ def is_arrays(dataset: Any) -> bool:
 def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
     """The batch of ``indices``, equal to what ``default_collate`` would make of the samples.
 
-    None if gathering is not enough: for tensors that require grad, parts that differ in dtype or shape, or a collate function that
-    the user registered with torch.
+    None if gathering is not enough: for tensors that require grad, parts that differ in dtype or shape, or a collate
+    function that the user registered with torch.
 
     Raises:
         IndexError: An index is out of bounds.
@@ -142,13 +147,17 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
     if isinstance(dataset, TensorDataset) and not lent:
         at = _on(form.device, rows, len(dataset.tensors[0]))
         return [_rows(one, at) for one in dataset.tensors]
-    out = (allocate(specs) if lent else None) or [torch.empty(shape, dtype=dtype, device=form.device) for shape, dtype in specs]
+    out = (allocate(specs) if lent else None) or [
+        torch.empty(shape, dtype=dtype, device=form.device) for shape, dtype in specs
+    ]
     _read(dataset, rows, out, ALL)
     return out if form.names is None else dict(zip(form.names, out, strict=True))
 
 
 _SMALL = 2**16
-"""Fields of up to this many bytes are allocated directly unless they are to be pinned, which costs less than a call to the allocator."""
+"""Fields of up to this many bytes are allocated directly unless they are to be pinned, which costs less than a call to
+the allocator.
+"""
 
 
 class _Form(NamedTuple):
@@ -192,7 +201,9 @@ def _form(dataset: Any) -> _Form | None:
 _CPU = torch.device("cpu")
 
 
-def _read(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places, *, checked: bool = False) -> None:
+def _read(
+    dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places, *, checked: bool = False
+) -> None:
     """Write samples into ``places`` of a batch. ``checked`` promises that rows are from 0 to ``len - 1``."""
     if isinstance(dataset, Subset):
         _read(dataset.dataset, _chosen(dataset, rows), out, places)
@@ -216,14 +227,22 @@ def _read_parts(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], pla
                 _read(dataset.datasets[part], rows - start, out, places, checked=True)
             else:
                 at = np.flatnonzero(part_of == part)
-                _read(dataset.datasets[part], rows[at] - start, out, at if isinstance(places, slice) else places[at], checked=True)
+                _read(
+                    dataset.datasets[part],
+                    rows[at] - start,
+                    out,
+                    at if isinstance(places, slice) else places[at],
+                    checked=True,
+                )
         except Exception as exc:
             if getattr(dataset, "only_concatenates", False):
                 annotate(exc, f"in the source {dataset.names[part]!r} of a mix")
             raise
 
 
-def _read_tensors(tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
+def _read_tensors(
+    tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequence[torch.Tensor], places: Places
+) -> None:
     at = _on(tensors[0].device, rows, len(tensors[0]))
     for tensor, field in zip(tensors, out, strict=True):
         if isinstance(places, slice):
@@ -274,7 +293,10 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
-    """The indices on ``device``. For an accelerator, bounds are checked first, because an index out of bounds would abort the process."""
+    """The indices on ``device``.
+
+    For an accelerator, bounds are checked first, because an index out of bounds would abort the process.
+    """
     if device.type == "cpu":
         return torch.from_numpy(indices)
     return torch.from_numpy(_from_0(indices, n)).to(device)
@@ -293,5 +315,7 @@ def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
 def _chosen(subset: Subset[Any], indices: np.ndarray) -> np.ndarray:
     """The corresponding indices in the dataset inside ``subset``."""
     table: Any = subset.indices
-    chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
+    chosen = (
+        table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
+    )
     return np.asarray(chosen, np.int64)

@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 
 
 WRITE_BYTES = 2**20
-"""Bytes of samples to write per call: enough for few calls, each of which may pass Python's lock to another thread, but not so many that large samples pile up."""
+"""Bytes of samples to write per call: enough for few calls, each of which may pass Python's lock to another thread, but
+not so many that large samples pile up.
+"""
 _UNDIVIDED = 2**15
-"""Torch divides a copy of more elements than this among its own threads, which busy-wait for each other: slow next to worker threads."""
+"""Torch divides a copy of more elements than this among its own threads, which busy-wait for each other: slow next to
+worker threads.
+"""
 _CODES = {float: "d", int: "q"}
-"""The `struct` codes of these types. If a batch begins with a float, `struct` and torch accept the same values as floats: anything with ``__float__``, but no strings."""
+"""The `struct` codes of these types. If a batch begins with a float, `struct` and torch accept the same values as
+floats: anything with ``__float__``, but no strings.
+"""
 _FEW_NUMBERS = 4
 """From this many on, number fields of the same type are written together."""
 
@@ -82,11 +88,16 @@ class BatchSchema:
         if parts is not None:
             all_keys = list(parts)
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
-            inner = list if keyed else tuple  # the type `default_collate` receives for a column, and returns for a column of strings
+            # the type `default_collate` receives for a column, and returns for a column of strings
+            inner = list if keyed else tuple
             fields: dict[tuple[Any, ...], Field] = {}
             # By the exact type: to Python a bool is an int, but it has its own dtype.
             for kind in (float, int):
-                keys = tuple(key for key, part in parts.items() if type(part) is kind and row_spec(part) is not None) if in_place else ()
+                keys = (
+                    tuple(key for key, part in parts.items() if type(part) is kind and row_spec(part) is not None)
+                    if in_place
+                    else ()
+                )
                 if len(keys) >= _FEW_NUMBERS:
                     fields[keys] = _NumbersField(kind, inner, [f"{path}[{key!r}]" for key in keys])
                     self.specs.append(((len(keys),), torch.float64 if kind is float else torch.int64))
@@ -99,7 +110,9 @@ class BatchSchema:
         if spec is None:
             return _ListField(column, path)
         self.specs.append(spec)
-        return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column, path)
+        return _TensorField(
+            type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column, path
+        )
 
 
 # The fields, and their fillers for one batch.
@@ -111,7 +124,10 @@ class Field(Protocol):
         ...
 
     def whole(self, column: Sequence[Any]) -> Any:
-        """The batch of this field of all samples, in memory of its own. It raises if they do not fit the schema: perhaps a filler is wiser."""
+        """The batch of this field of all samples, in memory of its own.
+
+        It raises if they do not fit the schema: perhaps a filler is wiser.
+        """
 
 
 class Filler(Protocol):
@@ -185,11 +201,18 @@ def _positive_strides(one: Any) -> Any:
 class _TensorField:
     """A field in which each sample is one row of a tensor: a tensor, an array, or a number of type ``kind``.
 
-    ``numpy_dtype`` is the samples' NumPy dtype, if they have one; ``shape`` and ``dtype`` describe one row of the batch.
+    ``numpy_dtype`` is the samples' NumPy dtype, if they have one; ``shape`` and ``dtype`` describe one row of the
+    batch.
     """
 
     def __init__(
-        self, kind: type, numpy_dtype: np.dtype[Any] | None, shape: tuple[int, ...], dtype: torch.dtype, column: type, path: str
+        self,
+        kind: type,
+        numpy_dtype: np.dtype[Any] | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        column: type,
+        path: str,
     ) -> None:
         self.kind = kind
         self.numpy_dtype = numpy_dtype
@@ -204,7 +227,12 @@ class _TensorField:
 
     def whole(self, column: Sequence[Any]) -> Any:
         first = column[0]
-        plain = self.kind is torch.Tensor and type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested
+        plain = (
+            self.kind is torch.Tensor
+            and type(first) is torch.Tensor
+            and first.layout is torch.strided
+            and not first.is_nested
+        )
         if plain and first.numel() * len(column) <= _UNDIVIDED:
             return torch.stack(list(column))  # as torch does
         rows = torch.empty((len(column), *self.shape), dtype=self.dtype, device="cpu")
@@ -235,8 +263,8 @@ class _TensorField:
         if set(map(type, column)) != {np.ndarray}:
             raise TypeError
         if len(column) > 1 and self.shape:
-            # `concatenate` checks only the sum: arrays of 1 and 3 rows would fill the places of two arrays of 2, one overlapping
-            # the other.
+            # `concatenate` checks only the sum: arrays of 1 and 3 rows would fill the places of two arrays of 2, one
+            # overlapping the other.
             if set(map(len, column)) != {self.shape[0]}:
                 raise TypeError
             # This raises if the other dimensions or the dtypes differ from those of `rows`.
@@ -260,7 +288,9 @@ class _TensorField:
 
 
 class _InPlace:
-    """Fills the rows of one tensor; at the first sample that does not fit, the whole field falls back to `default_collate`."""
+    """Fills the rows of one tensor; at the first sample that does not fit, the whole field falls back to
+    `default_collate`.
+    """
 
     def __init__(self, field: _TensorField, memory: torch.Tensor) -> None:
         self._field = field
@@ -273,7 +303,9 @@ class _InPlace:
         if self._fallback is None:
             end = self._written + len(column)
             try:
-                self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
+                self._field.write(
+                    column, self._memory if len(column) == self._rows else self._memory[self._written : end]
+                )
             except (TypeError, ValueError, RuntimeError, OverflowError, struct.error) as exc:
                 if not is_own_error(exc):
                     raise
@@ -292,7 +324,13 @@ class _InPlace:
         if self._field.kind is torch.Tensor:
             return self._memory[row]
         one = self._memory.numpy()[row]
-        return one.item() if self._field.numpy_dtype is None else np.asarray(one) if self._field.kind is np.ndarray else one
+        return (
+            one.item()
+            if self._field.numpy_dtype is None
+            else np.asarray(one)
+            if self._field.kind is np.ndarray
+            else one
+        )
 
     def fell_back(self) -> bool:
         return self._fallback is not None
@@ -326,7 +364,8 @@ class _Numbers:
     def __init__(self, field: _NumbersField, memory: torch.Tensor) -> None:
         self._field = field
         self._memory = memory
-        self._table = np.empty(memory.shape, memory.numpy().dtype)  # one row per sample; the batch wants one row per field
+        # one row per sample; the batch wants one row per field
+        self._table = np.empty(memory.shape, memory.numpy().dtype)
         self._written = 0
         self._fallback: list[_ListField] | None = None
 
@@ -345,7 +384,8 @@ class _Numbers:
             except (TypeError, ValueError, OverflowError, struct.error) as exc:
                 if not is_own_error(exc):
                     raise
-                # Converted back to Python numbers, without loss: float64 and int64 hold every float, and every int that `struct` accepted.
+                # Converted back to Python numbers, without loss: float64 and int64 hold every float, and every int that
+                # `struct` accepted.
                 written = self._table[: self._written].T.tolist()
                 self._fallback = [_ListField(field.column, path) for path in field.paths]
                 for one, values in zip(self._fallback, written, strict=True):
@@ -357,7 +397,9 @@ class _Numbers:
             one.add(values)
 
     def row(self, row: int) -> list[Any]:
-        numbers: list[Any] = self._table[row].tolist() if self._fallback is None else [one.row(row) for one in self._fallback]
+        numbers: list[Any] = (
+            self._table[row].tolist() if self._fallback is None else [one.row(row) for one in self._fallback]
+        )
         return numbers
 
     def fell_back(self) -> bool:
@@ -368,7 +410,8 @@ class _Numbers:
             return [one.finish(rows) for one in self._fallback]
         memory, every = self._memory.view(-1), len(self._table)
         memory.numpy().reshape(-1, every)[:, :rows] = self._table[:rows].T
-        # To autograd these are independent tensors, like torch's. Those of `unbind` must not be modified in place by anything with gradients.
+        # To autograd these are independent tensors, like torch's. Those of `unbind` must not be modified in place by
+        # anything with gradients.
         columns = torch.unsafe_split(memory, every)
         return list(columns) if rows == every else [one[:rows] for one in columns]
 
@@ -376,8 +419,9 @@ class _Numbers:
 class _Container:
     """A field made of fields: takes samples apart and puts their values back together.
 
-    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. ``parts`` has a field for one or more keys; the column of
-    several keys has one tuple per sample. The batch of a tuple is a list, as with ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
+    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. ``parts`` has a field
+    for one or more keys; the column of several keys has one tuple per sample. The batch of a tuple is a list, as with
+    ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
     """
 
     def __init__(self, kind: type, keys: Sequence[Any], parts: dict[tuple[Any, ...], Field]) -> None:
@@ -402,7 +446,10 @@ class _Container:
         return self.together(values, batch=True)
 
     def columns(self, samples: Sequence[Any], *, first: bool) -> list[Sequence[Any]]:
-        """The values of each part. ``first``: these samples are the first of their batch, which takes its keys from them, in their order."""
+        """The values of each part.
+
+        ``first``: these samples are the first of their batch, which takes its keys from them, in their order.
+        """
         if first and type(samples[0]) is self.kind is dict and list(samples[0]) != self.keys:
             raise OtherStructure
         if set(map(type, samples)) != {self.kind}:

@@ -1,12 +1,14 @@
 """How samples become a batch, written in place. Pure, and the same for every kind of worker.
 
-The first sample determines the schema of the batch, which is that of ``default_collate``. A small batch is made at once, a field at a
-time. For one that is large, or must lie in a certain place, memory is allocated once, and each sample is written into its row while it is
-still in the cache. A field that cannot be written in place (strings, sparse tensors, tensors
-that require grad, a shape that changed) goes through ``default_collate``, while the other fields are still written in place. The same applies to types that
-the user registered or replaced in torch's ``default_collate_fn_map``.
+The first sample determines the schema of the batch, which is that of ``default_collate``. A small batch is made at
+once, a field at a time. For one that is large, or must lie in a certain place, memory is allocated once, and each
+sample is written into its row while it is still in the cache. A field that cannot be written in place (strings, sparse
+tensors, tensors that require grad, a shape that changed) goes through ``default_collate``, while the other fields are
+still written in place. The same applies to types that the user registered or replaced in torch's
+``default_collate_fn_map``.
 
-Nothing is broadcast: a row is written only from a sample of exactly the expected type, dtype and shape. Only Python numbers are converted, where torch converts them too.
+Nothing is broadcast: a row is written only from a sample of exactly the expected type, dtype and shape. Only Python
+numbers are converted, where torch converts them too.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ class BatchBuilder:
         if (schema := self._at_once) is not None and self.added:
             try:
                 return schema.root.whole(self._samples)
-            except Exception as exc:  # the samples do not fit, or together they do not: in place, this is seen and learned
+            except Exception as exc:
+                # the samples do not fit, or together they do not: in place, this is seen and learned
                 if not is_own_error(exc):
                     raise
             self._at_once, self.added = None, 0
@@ -110,7 +113,13 @@ class BatchBuilder:
 
     def _begin(self, schema: BatchSchema) -> None:
         allocate, rows = schema.anywhere  # as long as it would say the same again, it is not asked
-        memory = None if allocate is self._allocate and self._rows <= rows else self._allocate(self._specs(schema)) if schema.specs else []
+        memory = (
+            None
+            if allocate is self._allocate and self._rows <= rows
+            else self._allocate(self._specs(schema))
+            if schema.specs
+            else []
+        )
         if memory is None and schema is self._collator.schema:
             schema.anywhere = self._allocate, self._rows
             self._at_once, self.step = schema, self._rows
@@ -132,7 +141,8 @@ class BatchBuilder:
         try:
             self._filler.add(samples)
         except OtherStructure:
-            if self._own is None and not self.added:  # the schema of an earlier batch does not match, so learn a new one
+            # the schema of an earlier batch does not match, so learn a new one
+            if self._own is None and not self.added:
                 self._filler = None
                 self._write(samples)
             else:

@@ -23,8 +23,9 @@ _SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type
 class DatasetCopies(EndOfWalk):
     """Makes copies of ``dataset`` as it is when the first one is made, in each process.
 
-    Copies share functions, classes, and arrays and tensors over 64 KB: one copy of a 10 GB array per lane would not fit, and of a memory map it would be read
-    whole. A shared array cannot be written to, because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
+    Copies share functions, classes, and arrays and tensors over 64 KB: one copy of a 10 GB array per lane would not
+    fit, and of a memory map it would be read whole. A shared array cannot be written to, because a shuffle in place
+    would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
 
     Attributes:
         attributes: Its plain ones, as they are in a new copy.
@@ -74,8 +75,9 @@ class DatasetCopies(EndOfWalk):
             if not is_own_error(exc):
                 raise
             raise GraphError(
-                f"{type(self.dataset).__name__} cannot be copied ({type(exc).__name__}: {exc}), but each lane reads a copy with a position of its own. Open files "
-                f"and connections, and make generators and locks, in __iter__."
+                f"{type(self.dataset).__name__} cannot be copied ({type(exc).__name__}: {exc}), but each lane reads a "
+                f"copy with a position of its own. Open files and connections, and make generators and locks, in "
+                f"__iter__."
             ) from exc
         return file.getvalue(), pickler.shared
 
@@ -106,4 +108,8 @@ class _Unpickler(pickle.Unpickler):
 
 def plain(dataset: Any) -> dict[str, Any]:
     """The attributes by which an object may make its next pass another one."""
-    return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if isinstance(value, int | float | str | None)}
+    return {
+        name: value
+        for name, value in getattr(dataset, "__dict__", {}).items()
+        if isinstance(value, int | float | str | None)
+    }

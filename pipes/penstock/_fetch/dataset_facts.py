@@ -1,7 +1,7 @@
 """DatasetFacts: what a loader needs to know about a dataset. Nothing else looks for what a dataset may have.
 
-`DatasetLike` lists the names. Each question is asked once, when its answer is first needed, and `Fetch`, `IterableSource` and the workers are
-given the answers.
+`DatasetLike` lists the names. Each question is asked once, when its answer is first needed, and `Fetch`,
+`IterableSource` and the workers are given the answers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,26 @@ Read = Literal["by index", "forward", "once", "as it comes", "never"]
 
 
 class DatasetLike(Protocol):
-    """All that a dataset may have for a loader. It needs ``__getitem__`` and ``__len__``, or ``__iter__`` as an ``IterableDataset``; the rest is optional.
+    """All that a dataset may have for a loader.
 
-    A dataset that wraps others in ``dataset`` or ``datasets`` (``Subset``, ``ConcatDataset``, and penstock's own) need not repeat their ``set_epoch`` and
-    ``shard_names``. Of any other wrapper only its own attributes count.
+    It needs ``__getitem__`` and ``__len__``, or ``__iter__`` as an ``IterableDataset``; the rest is optional.
+
+    A dataset that wraps others in ``dataset`` or ``datasets`` (``Subset``, ``ConcatDataset``, and penstock's own) need
+    not repeat their ``set_epoch`` and ``shard_names``. Of any other wrapper only its own attributes count.
 
     Attributes:
-        forward_lanes: The dataset is read forward in so many lanes: rows whose indices are equal modulo this number should be read by one reader, in
-            ascending order. With several worker processes, each lane then belongs to one worker: a batch is loaded by the workers that own its rows, and their
-            samples, which must be picklable, are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
+        forward_lanes: The dataset is read forward in so many lanes: rows whose indices are equal modulo this number
+            should be read by one reader, in ascending order. With several worker processes, each lane then belongs to
+            one worker: a batch is loaded by the workers that own its rows, and their samples, which must be picklable,
+            are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
         forward_cuts: The same for rows whose positions in the epoch are equal modulo this number.
-        sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads are refused, and a reader thread reads it only
-            while the consumer waits.
-        shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A state loads only if it is the same.
+        sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads
+            are refused, and a reader thread reads it only while the consumer waits.
+        shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A
+            state loads only if it is the same.
         grows: Later runs may find more of it, behind what there is; see `Shards`.
-        source_lengths: The names and lengths of the datasets that the indices count through, one after another in the order of their names.
+        source_lengths: The names and lengths of the datasets that the indices count through, one after another in the
+            order of their names.
     """
 
     forward_lanes: int | None
@@ -61,14 +66,20 @@ class DatasetLike(Protocol):
         """One sample."""
 
     def __getitems__(self, indices: list[Any]) -> Any:
-        """The samples of a batch as a list; or the batch itself: a tensor, an array, or a dict or named tuple of them. None: not available."""
+        """The samples of a batch as a list; or the batch itself: a tensor, an array, or a dict or named tuple of them.
+
+        None: not available.
+        """
 
     def __iter__(self) -> Iterator[Any]:
         """The samples of an epoch, in their order; for data that is read from its beginning."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
-        """Called before the first sample of an epoch: in each worker process, or where the data is read. Refused with worker threads."""
+        """Called before the first sample of an epoch: in each worker process, or where the data is read.
+
+        Refused with worker threads.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Where an iterable is. See `IterableSource`."""
@@ -78,7 +89,9 @@ class DatasetLike(Protocol):
         """Go to where ``state_dict`` was taken. Both, or neither."""
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The dataset's own order, as a pure function of the arguments; None for the default order. Used unless another one is passed.
+        """The dataset's own order, as a pure function of the arguments; None for the default order.
+
+        Used unless another one is passed.
 
         Args:
             shuffle: Whether the user asked for a shuffle.
@@ -132,7 +145,8 @@ class DatasetFacts:
         return dataset if isinstance(dataset, DatasetFacts) else cls(dataset)
 
     def __reduce__(self) -> Any:
-        return DatasetFacts, (self.dataset, vars(self).get("read")), {"grows": self.grows}  # what the caller knew; the rest is asked again
+        # what the caller knew; the rest is asked again
+        return DatasetFacts, (self.dataset, vars(self).get("read")), {"grows": self.grows}
 
     @cached_property
     def read(self) -> Read:
@@ -195,7 +209,9 @@ class DatasetFacts:
         return isinstance(self.dataset, ArrayDataset)
 
     def own_order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """Its own order, if it has one; see `DatasetLike`. An ``order`` that is not a method, or takes other arguments, is unrelated and is ignored.
+        """Its own order, if it has one; see `DatasetLike`.
+
+        An ``order`` that is not a method, or takes other arguments, is unrelated and is ignored.
 
         Raises:
             TypeError: Its ``order`` method returned something else.
@@ -210,15 +226,21 @@ class DatasetFacts:
         order = self.dataset.order(shuffle=shuffle, seed=seed)
         if order is not None and not isinstance(order, Order):
             raise TypeError(
-                f"{self.name}.order(shuffle=, seed=) returned a {type(order).__name__}, but an order has __len__, indices and settings. If the method "
-                f"is unrelated to the loader, rename it."
+                f"{self.name}.order(shuffle=, seed=) returned a {type(order).__name__}, but an order has __len__, "
+                f"indices and settings. If the method is unrelated to the loader, rename it."
             )
         return order
 
     def order(self, *, shuffle: bool, seed: int) -> Order:
         """Its own order, or the default order for its length."""
         own = self.own_order(shuffle=shuffle, seed=seed)
-        return own if own is not None else ShuffledOrder(self.samples(), seed) if shuffle else SequentialOrder(self.samples())
+        return (
+            own
+            if own is not None
+            else ShuffledOrder(self.samples(), seed)
+            if shuffle
+            else SequentialOrder(self.samples())
+        )
 
     def where(self, index: int) -> str | None:
         """See `DatasetLike`; None if it does not say."""
@@ -236,7 +258,10 @@ class DatasetFacts:
 
     @property
     def lanes(self) -> int | None:
-        """The number of lanes that the dataset itself declares, not its wrappers; None if it declares none. Settled once its order is."""
+        """The number of lanes that the dataset itself declares, not its wrappers; None if it declares none.
+
+        Settled once its order is.
+        """
         return _number(getattr(self.dataset, "forward_lanes", None))
 
     @property
@@ -272,7 +297,9 @@ class DatasetFacts:
 
     @property
     def keeps_epoch(self) -> bool:
-        """Whether it keeps the epoch that it is told in memory of its own, so that it may not be told one ahead of the loop."""
+        """Whether it keeps the epoch that it is told in memory of its own, so that it may not be told one ahead of the
+        loop.
+        """
         return self.is_told and not any(map(_is_shared, getattr(self.dataset, "__dict__", {}).values()))
 
     @property
@@ -325,20 +352,31 @@ _LOOKED_AT: Final = 1024
 
 
 def said_of(dataset: Any, name: str) -> str | None:
-    """The attribute ``name`` of ``dataset``, or those of all datasets inside it, if there are any; None if no dataset has it."""
+    """The attribute ``name`` of ``dataset``, or those of all datasets inside it, if there are any; None if no dataset
+    has it.
+    """
     said = getattr(dataset, name, None)
     if isinstance(said, str):
         return said
     if not isinstance(dataset, Subset | ConcatDataset | DatasetView | Shown):
         return None
     inside = vars(dataset)
-    found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]
+    found = [
+        one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None
+    ]
     if name == SUBSET_INDICES and isinstance(dataset, Subset):
         with contextlib.suppress(Exception):  # a user's class that needs no indices
             indices = dataset.indices
             some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
             found.append(
-                checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]).encode())
+                checksum(
+                    str(
+                        [
+                            operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one
+                            for one in some
+                        ]
+                    ).encode()
+                )
             )
     return joined(found)
 
@@ -347,7 +385,11 @@ def _epoch_aware(dataset: Any) -> list[Any]:
     if callable(getattr(dataset, "set_epoch", None)):
         return [dataset]
     inside = (
-        [dataset.dataset] if isinstance(dataset, Subset | DatasetView) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+        [dataset.dataset]
+        if isinstance(dataset, Subset | DatasetView)
+        else dataset.datasets
+        if isinstance(dataset, ConcatDataset)
+        else []
     )
     return [found for one in inside for found in _epoch_aware(one)]
 

@@ -1,7 +1,8 @@
 """Encode the states of user objects as JSON, and decode them bit for bit.
 
-Values that JSON can express stay as they are: dicts with string keys, lists, strings, ints, finite floats, booleans, None. Any other value becomes
-a dict with the key `TAG`, which names its type. A dict that already has that key is tagged too.
+Values that JSON can express stay as they are: dicts with string keys, lists, strings, ints, finite floats, booleans,
+None. Any other value becomes a dict with the key `TAG`, which names its type. A dict that already has that key is
+tagged too.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def encoded(value: Any, where: str) -> Any:
     """``value`` as JSON, in new dicts and lists.
 
     Args:
-        value: None, booleans, numbers, strings, bytes, tensors and NumPy arrays, and dicts, lists, tuples and sets of them. Subclasses are
-            refused, except ``OrderedDict``, because they would come back as another type.
+        value: None, booleans, numbers, strings, bytes, tensors and NumPy arrays, and dicts, lists, tuples and sets of
+            them. Subclasses are refused, except ``OrderedDict``, because they would come back as another type.
         where: A name for the value, for the error.
 
     Raises:
@@ -52,8 +53,9 @@ def encoded(value: Any, where: str) -> Any:
     except _NoWord as exc:
         kind = type(exc.value)
         raise StateError(
-            f"{where}{''.join(reversed(exc.path))} is of type {kind.__module__}.{kind.__qualname__}, which cannot be saved and restored exactly. "
-            f"Let the state_dict hold numbers, strings, bytes, tensors and NumPy arrays, in plain dicts, lists, tuples and sets."
+            f"{where}{''.join(reversed(exc.path))} is of type {kind.__module__}.{kind.__qualname__}, which cannot be "
+            f"saved and restored exactly. Let the state_dict hold numbers, strings, bytes, tensors and NumPy arrays, "
+            f"in plain dicts, lists, tuples and sets."
         ) from None
     except RecursionError:
         raise StateError(f"{where} is nested too deeply to be saved, or contains itself. Make it flatter.") from None
@@ -69,7 +71,8 @@ def decoded(value: Any) -> Any:
         return _decoded(value)
     except Exception as exc:
         raise StateError(
-            f"a value in this state cannot be read ({type(exc).__name__}: {exc}). The state is damaged; load an older one."
+            f"a value in this state cannot be read ({type(exc).__name__}: {exc}). The state is damaged; load an older "
+            f"one."
         ) from exc
 
 
@@ -85,17 +88,26 @@ def _encoded(value: Any) -> Any:
         return dict(zip(value, _all(value.values(), list(value)), strict=True))
     if kind in (dict, OrderedDict):
         keys = _all(value, ["a key"] * len(value))
-        return {TAG: kind.__name__, "items": [list(pair) for pair in zip(keys, _all(value.values(), list(value)), strict=True)]}
+        return {
+            TAG: kind.__name__,
+            "items": [list(pair) for pair in zip(keys, _all(value.values(), list(value)), strict=True)],
+        }
     if kind is tuple:
         return {TAG: "tuple", "items": _all(value)}
     if kind in (set, frozenset):
-        return {TAG: kind.__name__, "items": sorted(_all(value), key=json.dumps)}  # a set's own order differs from process to process
+        # a set's own order differs from process to process
+        return {TAG: kind.__name__, "items": sorted(_all(value), key=json.dumps)}
     if kind in (bytes, bytearray):
         return {TAG: kind.__name__, "data": _text(value)}
     if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().tobytes()
-        return {TAG: "tensor", "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": _text(data)}
+        return {
+            TAG: "tensor",
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "data": _text(data),
+        }
     if kind is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
         descr = np.lib.format.dtype_to_descr(array.dtype)
@@ -110,7 +122,8 @@ def _all(values: Iterable[Any], names: list[Any] | None = None) -> list[Any]:
     made: list[Any] = []
     try:
         for value in values:
-            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401  (after an error, its length is the index of the failed value)
+            # after an error, its length is the index of the failed value
+            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401
     except _NoWord as exc:
         exc.path.append(f"[{len(made) if names is None else names[len(made)]!r}]")
         raise

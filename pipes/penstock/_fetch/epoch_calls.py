@@ -1,8 +1,9 @@
 """Hears who calls ``set_epoch`` on the user's own objects: the user, or we.
 
-A script that resumes by the number of an epoch calls ``sampler.set_epoch(3)``, and nothing of the loader. So the class of an object that is listened to notes each
-call. What the object makes of the number does not matter: a sum, a seeded generator, a tensor, an order. (To look for the number in the attributes was tried. It
-misses all of these, and takes other attributes for it.) An assignment to an attribute ``epoch`` counts as a call.
+A script that resumes by the number of an epoch calls ``sampler.set_epoch(3)``, and nothing of the loader. So the class
+of an object that is listened to notes each call. What the object makes of the number does not matter: a sum, a seeded
+generator, a tensor, an order. (To look for the number in the attributes was tried. It misses all of these, and takes
+other attributes for it.) An assignment to an attribute ``epoch`` counts as a call.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def tell_epoch(one: Any, epoch: int) -> None:
 
 @final
 class Hearing:
-    """A method ``set_epoch`` that notes who calls it. An object, because a pickle by value (of a class in a notebook) must not copy this module."""
+    """A method ``set_epoch`` that notes who calls it.
+
+    An object, because a pickle by value (of a class in a notebook) must not copy this module.
+    """
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original

@@ -1,8 +1,8 @@
 """Handling of samples that fail to load under ``on_error``.
 
-The worker skips such a sample, or substitutes what ``on_error`` returned, and sends the batch as a `PartialBatch`. The consumer logs,
-counts and checks the budget, in the order of delivery. So a batch that is loaded but never delivered is not counted, and no count is part
-of the state.
+The worker skips such a sample, or substitutes what ``on_error`` returned, and sends the batch as a `PartialBatch`. The
+consumer logs, counts and checks the budget, in the order of delivery. So a batch that is loaded but never delivered is
+not counted, and no count is part of the state.
 """
 
 from __future__ import annotations
@@ -66,13 +66,19 @@ def check_policy(on_error: Any, max_errors: Any) -> None:
         ValueError: Names the argument and the remedy.
     """
     if on_error not in ("raise", "skip") and not callable(on_error):
-        raise ValueError(f"on_error={on_error!r} must be 'raise', 'skip' or a function of (exception, index, epoch, position).")
+        raise ValueError(
+            f"on_error={on_error!r} must be 'raise', 'skip' or a function of (exception, index, epoch, position)."
+        )
     if max_errors is None:
         return
     if on_error == "raise":
-        raise ValueError(f"max_errors={max_errors!r} needs on_error='skip' or a function, because by default every error is raised.")
+        raise ValueError(
+            f"max_errors={max_errors!r} needs on_error='skip' or a function, because by default every error is raised."
+        )
     if not (isinstance(max_errors, float) and 0 < max_errors < 1):
-        whole_number("max_errors", max_errors, 0, remedy=f"Or pass a fraction of the last {WINDOW} samples, between 0.0 and 1.0.")
+        whole_number(
+            "max_errors", max_errors, 0, remedy=f"Or pass a fraction of the last {WINDOW} samples, between 0.0 and 1.0."
+        )
 
 
 @final
@@ -80,25 +86,29 @@ class ErrorBudget:
     """Counts failed samples, in the consumer.
 
     Args:
-        max_errors: An ``int``: how many samples may fail in total. A ``float``: the fraction of any `WINDOW` consecutive samples that may fail.
-            None: no limit.
+        max_errors: An ``int``: how many samples may fail in total. A ``float``: the fraction of any `WINDOW`
+            consecutive samples that may fail. None: no limit.
     """
 
     def __init__(self, max_errors: float | None) -> None:
         self._max_errors = max_errors
         self._samples = self._failed = self._skipped = 0
-        self._recent: deque[int] = deque()  # numbers of the failed samples, counted from the first sample; used only for a rate
+        # numbers of the failed samples, counted from the first sample; used only for a rate
+        self._recent: deque[int] = deque()
         self._last = ""
-        self._counted: tuple[Any, ...] = None, 0, 0, 0, self._recent, ""  # the state before the last batch, and the counts at that time
+        # the state before the last batch, and the counts at that time
+        self._counted: tuple[Any, ...] = None, 0, 0, 0, self._recent, ""
 
     def passed(self, samples: int, value: Any, worker: str, state: Any) -> Any:
         """Count the next batch, of ``samples`` samples, and return its value.
 
-        ``state`` is the graph's state before this batch is delivered. If the last batch came from the same state, either an interrupt kept it from the consumer
-        or the state was loaded again, so this batch is counted in its place.
+        ``state`` is the graph's state before this batch is delivered. If the last batch came from the same state,
+        either an interrupt kept it from the consumer or the state was loaded again, so this batch is counted in its
+        place.
 
         Raises:
-            SampleError: More samples failed than ``max_errors`` allows, or the batch is empty because all of its samples failed.
+            SampleError: More samples failed than ``max_errors`` allows, or the batch is empty because all of its
+                samples failed.
         """
         if state == self._counted[0]:
             _, self._samples, self._failed, self._skipped, self._recent, self._last = self._counted
@@ -112,12 +122,13 @@ class ErrorBudget:
         failure = value.failures[-1]
         if exceeded:
             raise SampleError(
-                f"more samples failed than max_errors={self._max_errors} allows: {self._failed} of {self._samples} so far. "
-                f"The last was {failure.sample}: {failure.error}"
+                f"more samples failed than max_errors={self._max_errors} allows: {self._failed} of {self._samples} so "
+                f"far. The last was {failure.sample}: {failure.error}"
             )
         if not value.left:
             raise SampleError(
-                f"all {len(value.failures)} samples of a batch failed and were skipped, so nothing is left of it. The last was {failure.sample}: {failure.error}"
+                f"all {len(value.failures)} samples of a batch failed and were skipped, so nothing is left of it. The "
+                f"last was {failure.sample}: {failure.error}"
             )
         return value.value
 
@@ -133,7 +144,15 @@ class ErrorBudget:
         self._skipped += failure.skipped
         self._last = failure.sample
         what = "skipped" if failure.skipped else "replaced"
-        _logger.warning("%s %s%s, failure %d in %d samples: %s", what, failure.sample, worker, self._failed, self._samples, failure.error)
+        _logger.warning(
+            "%s %s%s, failure %d in %d samples: %s",
+            what,
+            failure.sample,
+            worker,
+            self._failed,
+            self._samples,
+            failure.error,
+        )
         if not isinstance(self._max_errors, float):
             return self._max_errors is not None and self._failed > self._max_errors
         number = before + failure.row
@@ -147,7 +166,10 @@ _NOTES = 16
 
 
 def annotate(exc: BaseException, note: str) -> None:
-    """Add a note once, if the exception accepts notes (a frozen dataclass does not). Keeps only the last few, for an exception that is raised repeatedly."""
+    """Add a note once, if the exception accepts notes (a frozen dataclass does not).
+
+    Keeps only the last few, for an exception that is raised repeatedly.
+    """
     with contextlib.suppress(Exception):
         if note not in getattr(exc, "__notes__", ()):
             exc.add_note(note)
@@ -161,13 +183,17 @@ def mark_of_stream(exc: Exception) -> None:
 
 
 def is_of_stream(exc: Exception) -> bool:
-    """Whether ``exc`` was marked by `mark_of_stream`. Adds the remedy, because the caller is about to raise it although ``on_error`` was given."""
+    """Whether ``exc`` was marked by `mark_of_stream`.
+
+    Adds the remedy, because the caller is about to raise it although ``on_error`` was given.
+    """
     if not getattr(exc, "_penstock_of_stream", False):
         return False
     annotate(
         exc,
-        "raised although the loader has on_error=, which skips single samples: nothing after this position in the stream can be read. The stream itself decides "
-        'what may be skipped: Stream(…, on_error="skip") skips the rest of a shard',
+        "raised although the loader has on_error=, which skips single samples: nothing after this position in the "
+        'stream can be read. The stream itself decides what may be skipped: Stream(…, on_error="skip") skips the rest '
+        "of a shard",
     )
     return True
 

@@ -29,26 +29,35 @@ if TYPE_CHECKING:
 class Fetch(Shown):
     """Load the samples of a batch from a map-style dataset, and collate them: the ``map_fn`` of the canonical graph.
 
-    Without a ``collate_fn`` each sample is written directly into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
-    ``Subset`` or a ``ConcatDataset``) is read with one index operation per tensor.
+    Without a ``collate_fn`` each sample is written directly into its row of the batch, in recycled memory. A
+    ``TensorDataset`` (also inside a ``Subset`` or a ``ConcatDataset``) is read with one index operation per tensor.
 
     `DatasetLike` lists what else a dataset may have.
 
     Args:
-        dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list of their samples or
-            the batch itself: a tensor, an array, or a dict or named tuple of them. Or ``DatasetFacts`` of one.
-        collate_fn: Makes a batch from a list of samples; default: like ``torch.utils.data.default_collate``, but also for dataclasses. For a
-            single index (no batching) it receives the sample itself, and the default is ``default_convert``.
-        transform: Applied to each sample before collation: decoding, augmentation. Its random numbers are those of the sample.
+        dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list
+            of their samples or the batch itself: a tensor, an array, or a dict or named tuple of them. Or
+            ``DatasetFacts`` of one.
+        collate_fn: Makes a batch from a list of samples; default: like ``torch.utils.data.default_collate``, but also
+            for dataclasses. For a single index (no batching) it receives the sample itself, and the default is
+            ``default_convert``.
+        transform: Applied to each sample before collation: decoding, augmentation. Its random numbers are those of the
+            sample.
 
     Raises:
-        TypeError: ``transform`` is not callable. On loading: ``__getitems__`` returned a batch, which contains no samples to transform.
+        TypeError: ``transform`` is not callable. On loading: ``__getitems__`` returned a batch, which contains no
+            samples to transform.
         ValueError: On loading: the number of samples from ``__getitems__`` differs from the number of indices.
     """
 
     __module__ = "penstock.nodes"
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of one sample, but {transform!r:.80} is not callable.")
         self.facts = facts = DatasetFacts.of(dataset)
@@ -72,7 +81,9 @@ class Fetch(Shown):
             return self.collate([self.load(index) for index in indices])
         fetched = self.load_many(indices)
         return self.batch_of(
-            fetched if self.transform is None else list(map(self.transform, samples_in(self.dataset, fetched, len(indices))))
+            fetched
+            if self.transform is None
+            else list(map(self.transform, samples_in(self.dataset, fetched, len(indices))))
         )
 
     def measured(self, meter: Meter) -> Fetch:
@@ -94,7 +105,9 @@ class Fetch(Shown):
 
     def load_many(self, indices: list[Any]) -> Any:
         """What the dataset's ``__getitems__`` returns."""
-        return self.dataset.__getitems__(indices) if self.meter is None else self._many(self.dataset.__getitems__, indices)
+        return (
+            self.dataset.__getitems__(indices) if self.meter is None else self._many(self.dataset.__getitems__, indices)
+        )
 
     def _many(self, load: Callable[..., Any], indices: Any, *others: Any) -> Any:
         meter, began = self.meter, now()
@@ -113,7 +126,9 @@ class Fetch(Shown):
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | ListBatch:
         """An empty batch for up to ``rows`` samples."""
-        return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else ListBatch(self._into(allocate))
+        return (
+            BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else ListBatch(self._into(allocate))
+        )
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = anywhere) -> Any:
         """The batch of ``samples``."""
@@ -132,7 +147,11 @@ class Fetch(Shown):
 
     def convert(self, one: Any) -> Any:
         """A single sample, for loading without batches."""
-        return default_convert(one) if self.collate_fn is None else self.collate_fn(one)  # type: ignore[no-untyped-call]
+        return (
+            default_convert(one)  # type: ignore[no-untyped-call]
+            if self.collate_fn is None
+            else self.collate_fn(one)
+        )
 
     def settings(self) -> dict[str, Any]:
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""
@@ -145,14 +164,17 @@ class Fetch(Shown):
         return {**vars(self), "_collator": Collator()}  # each worker learns the schema itself
 
 
-# Pickling looks this class up by its public name. Had it to import it then, pickle would turn an interrupt into a PicklingError, and Ray's
-# cloudpickle would send the class itself.
+# Pickling looks this class up by its public name. Had it to import it then, pickle would turn an interrupt into a
+# PicklingError, and Ray's cloudpickle would send the class itself.
 sys.modules["penstock"].nodes.Fetch = Fetch
 
 
 @final
 class IdentityDataset:
-    """The dataset of items that were already read: an item is its own index. Used to transform the items of a stream in workers."""
+    """The dataset of items that were already read: an item is its own index.
+
+    Used to transform the items of a stream in workers.
+    """
 
     def __getitem__(self, item: Any) -> Any:
         return item
@@ -184,16 +206,19 @@ def are_samples(fetched: Any) -> bool:
     return isinstance(fetched, list) or type(fetched) is tuple
 
 
-def samples_in(dataset: Any, fetched: Any, n: int, remedy: str = "or transform the batch in collate_fn") -> Sequence[Any]:
+def samples_in(
+    dataset: Any, fetched: Any, n: int, remedy: str = "or transform the batch in collate_fn"
+) -> Sequence[Any]:
     """The result of the ``__getitems__`` of ``dataset``, checked to be ``n`` samples."""
     if not are_samples(fetched):
         raise TypeError(
-            f"individual samples are needed here, but {type(dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. Return a list of "
-            f"samples, {remedy}."
+            f"individual samples are needed here, but {type(dataset).__name__}.__getitems__ returned a whole batch, a "
+            f"{type(fetched).__name__}. Return a list of samples, {remedy}."
         )
     if len(fetched) != n:
         raise ValueError(
-            f"{type(dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, so samples and indices cannot be matched."
+            f"{type(dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, so samples and "
+            f"indices cannot be matched."
         )
     samples: Sequence[Any] = fetched
     return samples

@@ -46,7 +46,9 @@ class FetchTask(Task):
         on_error: What to do with a sample that raises an ``Exception``.
     """
 
-    def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
+    def __init__(
+        self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
+    ) -> None:
         # A transform may have modified an item, so it must not receive it again; see `GlobalSeeding`.
         once = isinstance(fetch.dataset, IdentityDataset)
         super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
@@ -54,7 +56,12 @@ class FetchTask(Task):
         self.dataset, self._transform = None if once else fetch.dataset, fetch.transform
         if isinstance(fetch.dataset, PackView):
             self.dataset, self._transform = fetch.dataset.dataset, fetch.dataset.transform
-        roots = {"dataset": self.dataset, "transform": self._transform, "collate_fn": fetch.collate_fn, "on_error": on_error}
+        roots = {
+            "dataset": self.dataset,
+            "transform": self._transform,
+            "collate_fn": fetch.collate_fn,
+            "on_error": on_error,
+        }
         self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
         self._again = not once
         if self.dataset is None:
@@ -64,7 +71,10 @@ class FetchTask(Task):
         self.epoch_aware = fetch.facts.epoch_aware
 
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
-        """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator. Those take the fast path, `_batch`."""
+        """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator.
+
+        Those take the fast path, `_batch`.
+        """
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self.told):
@@ -89,7 +99,9 @@ class FetchTask(Task):
     def collates_itself(self) -> bool:
         return self.fetch.collate_fn is not None or has_registered()
 
-    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+    def _done(
+        self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None
+    ) -> Any:
         fetch = self.fetch
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.facts, _samples, fetch.transform), task.indices
@@ -102,9 +114,9 @@ class FetchTask(Task):
     def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
         """Split ``task`` into up to ``n`` parts; an empty list if it cannot be loaded sample by sample.
 
-        ``here`` means that the workers are threads of this process. Otherwise a batch with the user's own ``collate_fn``, or with one
-        registered with torch, is not split: it must run in the worker, because it may convert the samples into something picklable, or query
-        the worker info.
+        ``here`` means that the workers are threads of this process. Otherwise a batch with the user's own
+        ``collate_fn``, or with one registered with torch, is not split: it must run in the worker, because it may
+        convert the samples into something picklable, or query the worker info.
         """
         fetch = self.fetch
         if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
@@ -113,7 +125,11 @@ class FetchTask(Task):
             return []
         size = -(-len(task) // n)
         rows = range(len(task))
-        return [Part(task[start : start + size], rows[start : start + size]) for start in rows[::size]] if size < len(task) else []
+        return (
+            [Part(task[start : start + size], rows[start : start + size]) for start in rows[::size]]
+            if size < len(task)
+            else []
+        )
 
     def part(self, task: Indices, rows: Sequence[int]) -> Part:
         """Some rows of a batch whose values are an array."""
@@ -138,13 +154,16 @@ class FetchTask(Task):
 
     # A task for one worker.
 
-    def _fetched(self, fetch: Fetch, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+    def _fetched(
+        self, fetch: Fetch, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool
+    ) -> Any:
         if isinstance(task, Loaded):
             together = partial(self._together, fetch, task, allocate)
             return self._run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
         if not isinstance(task, Indices):
             raise GraphError(
-                f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
+                f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at "
+                f"the source, or map with a plain function."
             )
         if self.epoch_aware and task.epoch != self.told:
             self.tell(task.epoch, inline=inline)
@@ -158,7 +177,9 @@ class FetchTask(Task):
             if batch is not None:
                 return batch
         many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
-        return self._run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline, again=self._again)
+        return self._run(
+            lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline, again=self._again
+        )
 
     def _loaded(self, fetch: Fetch, task: Indices, current_row: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
@@ -179,7 +200,9 @@ class FetchTask(Task):
                 if fetch.transform is not None:
                     samples, transform = iter(samples_in(self.dataset, fetched, len(indices))), fetch.transform
                     batch = fetch.begin(len(indices), allocate)
-                    return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row)
+                    return self._row_by_row(
+                        fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row
+                    )
                 current.set(None)
                 if fetch.meter is not None:
                     return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
@@ -204,7 +227,8 @@ class FetchTask(Task):
                 if batch is not None:
                     batch.add(samples)
             else:
-                while True:  # left by a break: Ctrl-C at the jump of a condition could skip the finally (python/cpython#130279)
+                # left by a break: Ctrl-C at the jump of a condition could skip the finally (python/cpython#130279)
+                while True:
                     samples = [load(index) for index in islice(rows, batch.step)]
                     if not samples:
                         break
@@ -257,7 +281,9 @@ class FetchTask(Task):
         current.set(None)
         return self._finished(fetch, task, batch, failures, added_ns)
 
-    def _finished(self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0) -> Any:
+    def _finished(
+        self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0
+    ) -> Any:
         if failures and not batch.added:
             return PartialBatch(None, failures, 0)
         self._seed_collate(fetch, task)
@@ -295,7 +321,9 @@ class FetchTask(Task):
 
 
 _WATCHED = 8
-"""Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's thread, restoring the generators costs more than watching."""
+"""Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's
+thread, restoring the generators costs more than watching.
+"""
 
 
 _row = itemgetter(0)
@@ -306,8 +334,8 @@ def _samples(samples: Any) -> Any:
     """The ``collate_fn`` of a `Part`: returns the samples unchanged."""
     if not are_samples(samples):
         raise TypeError(
-            f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ returned a whole batch, a "
-            f"{type(samples).__name__}. Return a list of samples."
+            f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ "
+            f"returned a whole batch, a {type(samples).__name__}. Return a list of samples."
         )
     return samples
 

@@ -1,7 +1,8 @@
 """FirstItems: by what another process can tell whether its iterable begins with the same items.
 
-Items are not compared as a whole. Ranks may augment them with private generators, or keep them under other paths, although all of them read
-the same records. So each field is compared for itself, over the first items, and one field that agrees is enough.
+Items are not compared as a whole. Ranks may augment them with private generators, or keep them under other paths,
+although all of them read the same records. So each field is compared for itself, over the first items, and one field
+that agrees is enough.
 
 A field that is the same in all of these items says nothing about their order, so it does not count.
 """
@@ -31,7 +32,8 @@ class FirstItems:
     """The first items of a pass of an iterable.
 
     Attributes:
-        marks: One checksum for each field that counts, once enough items were added; empty before, and if no field counts.
+        marks: One checksum for each field that counts, once enough items were added; empty before, and if no field
+            counts.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,9 @@ class FirstItems:
 
 
 def reads_alike(value: Any) -> bool:
-    """Whether equal values have the same ``repr`` in every process, unlike sets, tensors on a device, and objects whose text has their address in memory."""
+    """Whether equal values have the same ``repr`` in every process, unlike sets, tensors on a device, and objects whose
+    text has their address in memory.
+    """
     if isinstance(value, set | frozenset) or any(part in repr(value) for part in (_ADDRESS, ", device='")):
         return False
     slots = getattr(value, "__slots__", ())
@@ -76,7 +80,8 @@ def _fields(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
         yield path, repr(value[:4096] if isinstance(value, str | bytes) else value)
     elif isinstance(value, np.ndarray | np.generic | torch.Tensor):
         yield path, f"{tuple(value.shape)} {value.reshape(-1)[:_VALUES].tolist()}"
-    elif hasattr(value, "tobytes") and not getattr(value, "tile", None):  # a picture; one of PIL with tiles is not decoded yet
+    elif hasattr(value, "tobytes") and not getattr(value, "tile", None):
+        # a picture; one of PIL with tiles is not decoded yet
         yield path, f"{zlib.crc32(value.tobytes())}"
     elif depth == _DEEPEST:
         return

@@ -42,13 +42,15 @@ class FunctionTask(Task):
         self.generators = HeldGenerators(seed, {"function": function}, bool(seed_global_rngs))
         self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
 
-    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+    def _done(
+        self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None
+    ) -> Any:
         function = self.function if meter is None else meter.timed(self.function, meter.load)
         if isinstance(task, Indices):
             again = isinstance(task.values, int | np.ndarray)  # the function may have modified an item of a stream
             return self._run(lambda: self._applied(function, task), of_many=False, kept=inline, again=again)
-        # Not by `_run`: nothing seeds its draws, so if the generators were restored, each item would draw the same numbers.
-        # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
+        # Not by `_run`: nothing seeds its draws, so if the generators were restored, each item would draw the same
+        # numbers. In threads other code may draw meanwhile; a `DrawWatch` is there for them.
         if self._watch is not None and (inline or get_worker_info() is not None):
             return self._without_address(function, task, self._watch)
         return function(task)
@@ -70,9 +72,10 @@ class FunctionTask(Task):
         if drawn:
             self._watch = None
             _logger.warning(
-                "%s seems to draw from %s: they moved while it ran, unless another thread moved them. Its items come from "
-                "another mapper, so they have no position by which to seed those: unless the function seeds them by the item, the draws differ in every run, "
-                "and after a resume. Draw in the first mapper downstream of the sampler, in the dataset or in transform=.",
+                "%s seems to draw from %s: they moved while it ran, unless another thread moved them. Its items come "
+                "from another mapper, so they have no position by which to seed those: unless the function seeds them "
+                "by the item, the draws differ in every run, and after a resume. Draw in the first mapper downstream "
+                "of the sampler, in the dataset or in transform=.",
                 brief(self.function),
                 " and ".join(sorted(drawn, reverse=True)),
             )

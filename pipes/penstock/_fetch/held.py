@@ -1,4 +1,6 @@
-"""What the user's objects hold: a bounded walk over attributes, items, closures, arguments, and the globals that their functions name."""
+"""What the user's objects hold: a bounded walk over attributes, items, closures, arguments, and the globals that their
+functions name.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _MANY: Final = 64
 
 
 class EndOfWalk:
-    """A walk ends here: what such an object holds belongs to it alone, and is not to be seeded, watched, or told the epoch."""
+    """A walk ends here: what such an object holds belongs to it alone, and is not to be seeded, watched, or told the
+    epoch.
+    """
 
 
 _PLAIN: Final = (
@@ -44,7 +48,9 @@ _PLAIN: Final = (
 )
 _CONTAINERS: Final = (list, tuple, deque, dict, set, frozenset, MappingProxyType)
 _LIBRARIES: Final = tuple(
-    f"{Path(path)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))
+    f"{Path(path)}/"
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_paths().get(name))
 )
 
 
@@ -68,7 +74,8 @@ class Held(NamedTuple):
 def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = ()) -> tuple[list[Held], bool]:
     """What ``roots`` are and hold, those near to a root first, each once; and whether the walk was cut.
 
-    Plain values are left out (but not small arrays and tensors), and so are modules, the classes of libraries, and what only C code can reach. The paths are the same in every process.
+    Plain values are left out (but not small arrays and tensors), and so are modules, the classes of libraries, and what
+    only C code can reach. The paths are the same in every process.
 
     Args:
         roots: Objects, by the first word of their paths.
@@ -121,7 +128,9 @@ _OURS: Final = f"{Path(__file__).parents[1]}/"
 
 
 def globals_of(function: FunctionType) -> dict[str, Any]:
-    """The globals that a user's function names; of the user's modules that it names or imports, what is in there under one of its names."""
+    """The globals that a user's function names; of the user's modules that it names or imports, what is in there under
+    one of its names.
+    """
     return {path: space[name] for path, (space, name) in _places_of(function).items()}
 
 
@@ -161,7 +170,9 @@ def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
 @functools.lru_cache(maxsize=1024)
 def _imports(code: CodeType) -> frozenset[tuple[int, str]]:
     """The modules that ``code`` and the functions inside it import, each with the number of its leading dots."""
-    found: set[tuple[int, str]] = set().union(*(_imports(const) for const in code.co_consts if isinstance(const, CodeType)))
+    found: set[tuple[int, str]] = set().union(
+        *(_imports(const) for const in code.co_consts if isinstance(const, CodeType))
+    )
     if dis.opmap["IMPORT_NAME"] in code.co_code[::2]:
         read = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
         for number, one in enumerate(read):
@@ -209,7 +220,8 @@ def _inside(one: Held) -> Iterator[Held]:
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
     elif isinstance(value, set | frozenset):
-        kinds = sorted(islice(value, _ITEMS), key=lambda item: type(item).__qualname__)  # the order of a set differs between processes
+        # the order of a set differs between processes
+        kinds = sorted(islice(value, _ITEMS), key=lambda item: type(item).__qualname__)
         for number, item in enumerate(kinds):
             if _is_part(item, value):
                 yield Held(f"{path}{{{number}}}", item, functools.partial(_same, item))
@@ -221,7 +233,11 @@ def _inside(one: Held) -> Iterator[Held]:
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
     elif isinstance(value, functools.partial):
-        parts = {"func": value.func, **{f"args[{number}]": part for number, part in enumerate(value.args)}, **value.keywords}
+        parts = {
+            "func": value.func,
+            **{f"args[{number}]": part for number, part in enumerate(value.args)},
+            **value.keywords,
+        }
         yield from (Held(f"{path}.{name}", part, functools.partial(_same, part)) for name, part in parts.items())
     elif isinstance(value, MethodType):
         yield Held(path, value.__self__, functools.partial(_same, value.__self__))
@@ -247,14 +263,18 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Held]:
 
 
 def members_of(kind: type) -> dict[str, Any]:
-    """The functions and the data of the user's classes among the bases of ``kind``, by their names and those of their classes."""
+    """The functions and the data of the user's classes among the bases of ``kind``, by their names and those of their
+    classes.
+    """
     found = {}
     for base in filter(is_users, kind.__mro__):
         for name, member in list(vars(base).items()):
             member = member.original if isinstance(member, Hearing) else getattr(member, "__func__", member)
             parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
             for number, part in enumerate(parts):
-                skipped = name.startswith(("__", "_abc_")) or (hasattr(type(part), "__get__") and not is_users(type(part)))
+                skipped = name.startswith(("__", "_abc_")) or (
+                    hasattr(type(part), "__get__") and not is_users(type(part))
+                )
                 if isinstance(part, FunctionType) or not skipped:
                     found[f"{base.__qualname__}.{name}" + "=" * number] = part
     return found

@@ -1,7 +1,8 @@
 """The random generators that the user's objects hold: found, seeded for each sample, and watched.
 
-A worker process has copies of them, so without seeding its draws would repeat those of another worker, and depend on what it has loaded before.
-Each generator is seeded from the sample and from its path, such as ``dataset.transforms[0].rng``, so that two of them never draw alike.
+A worker process has copies of them, so without seeding its draws would repeat those of another worker, and depend on
+what it has loaded before. Each generator is seeded from the sample and from its path, such as
+``dataset.transforms[0].rng``, so that two of them never draw alike.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ T = TypeVar("T")
 _logger = logging.getLogger("penstock")
 
 NEW_EPOCH = -(2**63)
-"""The position that seeds ``set_epoch``. No sample has it, and no batch: the ``~position`` of its ``collate_fn`` is greater."""
+"""The position that seeds ``set_epoch``. No sample has it, and no batch: the ``~position`` of its ``collate_fn`` is
+greater.
+"""
 
 
 class Ways(NamedTuple):
@@ -57,8 +60,9 @@ class Found(NamedTuple):
 class HeldGenerators:
     """Finds the generators that some objects hold, and seeds them for each sample.
 
-    They are looked for before the first batch in a process, after each ``set_epoch``, and after batches 1, 2, 4, 8, …, because user code may make one
-    at any time. A batch in which one appeared is loaded again, seeded, so that its samples do not depend on the worker. One thread at a time.
+    They are looked for before the first batch in a process, after each ``set_epoch``, and after batches 1, 2, 4, 8, …,
+    because user code may make one at any time. A batch in which one appeared is loaded again, seeded, so that its
+    samples do not depend on the worker. One thread at a time.
 
     Args:
         seed: Seed of the samples' random numbers.
@@ -106,7 +110,8 @@ class HeldGenerators:
             if hasattr(type(one.value), "__getitem__") and type(one.value).__module__ != "builtins"
         }
         theirs = {id(one.ways.source) for one in _generators(held(others, without=data)[0])}
-        self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}  # paths, which a worker's copies share
+        # paths, which a worker's copies share
+        self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}
 
     def seed(self, epoch: int, position: int) -> None:
         """Seed them for one sample; see `GlobalSeeding.seed`."""
@@ -125,10 +130,13 @@ class HeldGenerators:
         self._batches += 1
         new, walked = self._followed(), not self._batches & (self._batches - 1)
         appeared = self.look_again() if walked else []
-        if late := {one.where.path for one in (appeared if again else new + appeared) if self._batches > 2 or not again}:
+        if late := {
+            one.where.path for one in (appeared if again else new + appeared) if self._batches > 2 or not again
+        }:
             self._say(
-                f"{', '.join(sorted(late))} appeared after the first samples, and what they drew from it was not seeded: they differ with other workers, and after a resume. "
-                f"Make it in __init__, or draw from penstock.sample().rng."
+                f"{', '.join(sorted(late))} appeared after the first samples, and what they drew from it was not "
+                f"seeded: they differ with other workers, and after a resume. Make it in __init__, or draw from "
+                f"penstock.sample().rng."
             )
         if again and self.first_time(new + appeared):
             with self.kept(kept):
@@ -151,7 +159,10 @@ class HeldGenerators:
             self.quiet, self._stale = 0, True
 
     def kept(self, kept: bool = True) -> AbstractContextManager[None]:
-        """With ``kept``, restore them after the body. Otherwise nothing is between an exception and its way out, because a frozen one would not pass."""
+        """With ``kept``, restore them after the body.
+
+        Otherwise nothing is between an exception and its way out, because a frozen one would not pass.
+        """
         return self._restored() if kept and self.found else nullcontext()
 
     @contextlib.contextmanager
@@ -171,7 +182,10 @@ class HeldGenerators:
         return [one for one in self.found if id(one.ways.source) not in known]
 
     def first_time(self, new: Iterable[Found]) -> bool:
-        """Whether something must be loaded again because of ``new`` ones. One that is made anew each time counts once."""
+        """Whether something must be loaded again because of ``new`` ones.
+
+        One that is made anew each time counts once.
+        """
         fresh = {one.where.path for one in new} - self._again
         self._again |= fresh
         return bool(fresh)
@@ -199,10 +213,15 @@ class HeldGenerators:
         things, cut = held(self.roots)
         if cut:
             self._say(
-                "your dataset or its functions hold so many objects that not all were searched for random generators. If one draws from a generator that is deep inside, its samples "
-                "may depend on the workers: draw from penstock.sample().rng there."
+                "your dataset or its functions hold so many objects that not all were searched for random generators. "
+                "If one draws from a generator that is deep inside, its samples may depend on the workers: draw from "
+                "penstock.sample().rng there."
             )
-        return tuple(one for one in _generators(things) if one.where.path not in self._alone and (not self.seeds or self._can_seed(one)))
+        return tuple(
+            one
+            for one in _generators(things)
+            if one.where.path not in self._alone and (not self.seeds or self._can_seed(one))
+        )
 
     def _can_seed(self, one: Found) -> bool:
         try:
@@ -213,7 +232,8 @@ class HeldGenerators:
             if not is_own_error(exc):
                 raise
             self._say(
-                f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample ({exc!r:.80}). Draw from penstock.sample().rng."
+                f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample "
+                f"({exc!r:.80}). Draw from penstock.sample().rng."
             )
             return False
         return True
@@ -246,7 +266,12 @@ def ways_of(one: Any) -> Ways | None:
     if isinstance(one, torch.Generator):
         if one.device.type != "cpu" or one is torch.default_generator:
             return None
-        return Ways(one, lambda word: one.manual_seed(word >> 1), lambda: one.get_state().numpy().tobytes(), partial(_put_torch, one))
+        return Ways(
+            one,
+            lambda word: one.manual_seed(word >> 1),
+            lambda: one.get_state().numpy().tobytes(),
+            partial(_put_torch, one),
+        )
     ways: Ways | None = None
     if isinstance(one, np.random.RandomState):
         ways = Ways(one._bit_generator, partial(_seed_legacy, one), partial(one.get_state, legacy=False), one.set_state)

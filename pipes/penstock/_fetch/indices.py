@@ -16,10 +16,11 @@ class Indices(Shown, Sequence[Any]):
 
     Attributes:
         epoch: The epoch that the items belong to, counted from 0.
-        positions: The items' positions in the epoch's global sequence, before sharding: an ``int`` for one item, an int64 array of shape
-            ``(batch,)`` for a batch. Items that are dealt again have unique positions past the end of the epoch.
-        values: The dataset indices. For one item an ``int``, or whatever the sampler yields (a list or an array, for example); for a batch
-            an int64 array of shape ``(batch,)``, or a list if they are not all integers.
+        positions: The items' positions in the epoch's global sequence, before sharding: an ``int`` for one item, an
+            int64 array of shape ``(batch,)`` for a batch. Items that are dealt again have unique positions past the end
+            of the epoch.
+        values: The dataset indices. For one item an ``int``, or whatever the sampler yields (a list or an array, for
+            example); for a batch an int64 array of shape ``(batch,)``, or a list if they are not all integers.
     """
 
     __module__ = "penstock.nodes"
@@ -76,7 +77,11 @@ class Indices(Shown, Sequence[Any]):
         return Indices, (self.epoch, self.positions, self.values)
 
     def details(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "positions": self.positions.tolist() if self.is_batch else self.positions, "values": self.plain()}
+        return {
+            "epoch": self.epoch,
+            "positions": self.positions.tolist() if self.is_batch else self.positions,
+            "values": self.plain(),
+        }
 
 
 def _unpickled(epoch: int, positions: bytes, values: bytes) -> Indices:
@@ -100,7 +105,10 @@ def pack(items: Sequence[Any]) -> Any:
 
 @final
 class Nothing:
-    """The value of an index at which the worker found nothing: its source could not know that the epoch ends before it. See `FirstNode.absent`."""
+    """The value of an index at which the worker found nothing: its source could not know that the epoch ends before it.
+
+    See `FirstNode.absent`.
+    """
 
     __slots__ = ("epoch", "slot")
 

@@ -1,4 +1,7 @@
-"""The fields of a pack that have no place for each token: media, and the borders of its documents. And batches of such packs."""
+"""The fields of a pack that have no place for each token: media, and the borders of its documents.
+
+And batches of such packs.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,17 @@ ADDED: Final = ("segment_ids", "documents", "cu_seqlens", "max_seqlen")
 """The fields that packing may add, besides ``position_ids`` and the offsets."""
 
 Rule = int | Literal["offsets", "max"]
-"""How a field of several rows becomes one of a batch: concatenated along an axis; concatenated, each row counting on from the one before; or the largest."""
+"""How a field of several rows becomes one of a batch: concatenated along an axis; concatenated, each row counting on
+from the one before; or the largest.
+"""
 
 
 @final
 class Along(NamedTuple):
-    """A field that is concatenated along ``axis``. ``empty`` stands for it in sequences that lack it; None: none may."""
+    """A field that is concatenated along ``axis``.
+
+    ``empty`` stands for it in sequences that lack it; None: none may.
+    """
 
     axis: int
     empty: Any
@@ -50,7 +58,9 @@ class Ragged(NamedTuple):
             ValueError: ``along`` is not as described there.
         """
         if not isinstance(along, Mapping | None):
-            raise ValueError(f"along={along!r:.80} must be a dict of one axis per field, such as {{'pixel_values': 0}}.")
+            raise ValueError(
+                f"along={along!r:.80} must be a dict of one axis per field, such as {{'pixel_values': 0}}."
+            )
         fields = {name: _along(name, given) for name, given in (along or {}).items()}
         ragged = cls(fields, bool(cu_seqlens))
         if wrong := sorted(fields.keys() & {*ragged.added(), "position_ids"}):
@@ -66,7 +76,9 @@ class Ragged(NamedTuple):
         along = [[name, axis, empty is not None and kind_of(empty, axis)] for name, (axis, empty) in self.along.items()]
         return {"along": along, "cu_seqlens": self.cu_seqlens}
 
-    def row(self, row: dict[str, Any], documents: Sequence[tuple[int, Mapping[str, Any]]], lengths: Sequence[int]) -> PackedRow:
+    def row(
+        self, row: dict[str, Any], documents: Sequence[tuple[int, Mapping[str, Any]]], lengths: Sequence[int]
+    ) -> PackedRow:
         """A row, with the other fields of its documents: each is a number and its parts."""
         capacity = len(row["segment_ids"])
         found: dict[str, Any] = {}
@@ -97,13 +109,15 @@ def kind_of(value: Any, axis: int) -> str:
 
 def _along(name: Any, given: Any) -> Along:
     if not isinstance(given, torch.Tensor | np.ndarray):
-        remedy = "It is the axis along which the field is concatenated, or an example of the field that is empty along it."
+        remedy = (
+            "It is the axis along which the field is concatenated, or an example of the field that is empty along it."
+        )
         return Along(whole_number(f"along[{name!r}]", given, 0, remedy=remedy), None)
     axes = [axis for axis, size in enumerate(given.shape) if size == 0]
     if len(axes) != 1:
         raise ValueError(
-            f"along[{name!r}] has the shape {tuple(given.shape)}, but as an example of a sequence without that field it must be empty along one axis, "
-            f"such as torch.empty(0, 1176)."
+            f"along[{name!r}] has the shape {tuple(given.shape)}, but as an example of a sequence without that field "
+            f"it must be empty along one axis, such as torch.empty(0, 1176)."
         )
     return Along(axes[0], given)
 
@@ -113,7 +127,8 @@ class PackedRow(dict[str, Any]):
     """A pack with fields whose sizes differ from pack to pack. A batch of such rows is made by `batch_of`.
 
     Attributes:
-        rules: How to do that; a field without a rule is stacked. None for the copies that trainers make of a batch, by its type.
+        rules: How to do that; a field without a rule is stacked. None for the copies that trainers make of a batch, by
+            its type.
     """
 
     def __init__(self, fields: Mapping[str, Any], rules: Mapping[str, Rule] | None = None) -> None:
@@ -129,8 +144,9 @@ def batch_of(rows: Sequence[Any]) -> dict[str, Any]:
     rules = [one.rules if type(one) is PackedRow else None for one in rows]
     if rules[0] is None or any(one != rules[0] for one in rules) or any(one.keys() != rows[0].keys() for one in rows):
         raise ValueError(
-            "packs with along= or cu_seqlens= make no batch with other samples, or with packs of other fields. Give all sources the same along and cu_seqlens; and "
-            "let a step or a transform that adds a field keep the row: row['name'] = …."
+            "packs with along= or cu_seqlens= make no batch with other samples, or with packs of other fields. Give "
+            "all sources the same along and cu_seqlens; and let a step or a transform that adds a field keep the row: "
+            "row['name'] = …."
         )
     batch: dict[str, Any] = {}
     for name in rows[0]:
@@ -142,7 +158,9 @@ def batch_of(rows: Sequence[Any]) -> dict[str, Any]:
         else:
             if rule == "offsets":
                 bases = accumulate((int(one[-1]) for one in column), initial=0)
-                column = [one[number > 0 :] + base for number, (one, base) in enumerate(zip(column, bases, strict=False))]
+                column = [
+                    one[number > 0 :] + base for number, (one, base) in enumerate(zip(column, bases, strict=False))
+                ]
             tensors = list(map(torch.as_tensor, column))
             batch[name] = torch.cat(tensors, 0 if rule == "offsets" else rule) if len(tensors) > 1 else tensors[0]
     return batch

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @final
 class Document(NamedTuple):
-    """A document in a pack, or a piece of one: its index in the dataset, and where the piece starts in it and how long it is."""
+    """A document in a pack, or a piece of one: its index in the dataset, and where the piece starts in it and how long
+    it is.
+    """
 
     index: int  # type: ignore[assignment]  # a tuple's method, which nobody needs here
     start: int
@@ -67,7 +69,8 @@ class PackView(DatasetView):
     """A dataset of sequences, viewed as a dataset of packs; its indices are `PackIndex`.
 
     Args:
-        dataset: A dataset of sequences: 1-D arrays, tensors or lists of numbers, or dicts of them. More dimensions may follow the first.
+        dataset: A dataset of sequences: 1-D arrays, tensors or lists of numbers, or dicts of them. More dimensions may
+            follow the first.
         capacity: Length of a pack.
         pad: The padding value, or a dict of one per field; fields without one get 0.
         transform: Applied to each loaded sequence before it is cut. It must keep the length.
@@ -75,7 +78,8 @@ class PackView(DatasetView):
         also: The names of the budgets that a `PackIndex` has counts of.
 
     Raises:
-        ValueError: ``pad`` is not a number. On loading: the length of a sequence differs from the pack, or a field does not fit; the message names the index.
+        ValueError: ``pad`` is not a number. On loading: the length of a sequence differs from the pack, or a field does
+            not fit; the message names the index.
     """
 
     def __init__(
@@ -114,7 +118,9 @@ class PackView(DatasetView):
 
     def _gather(self, packs: list[PackIndex]) -> list[dict[str, Any]]:
         wanted = [index for pack in packs for index in pack.indices]
-        loaded = iter(samples_in(self.dataset, self.dataset.__getitems__(wanted), len(wanted), "so that they can be packed"))
+        loaded = iter(
+            samples_in(self.dataset, self.dataset.__getitems__(wanted), len(wanted), "so that they can be packed")
+        )
         return [self._packed(pack, list(islice(loaded, len(pack.indices)))) for pack in packs]
 
     def _packed(self, pack: PackIndex, loaded: Sequence[Any] | None) -> dict[str, Any]:
@@ -139,7 +145,11 @@ class PackView(DatasetView):
                     fields = rows.fields(sequence, index, whole)
                 except Exception as exc:
                     source = None if loading is None else loading.sample().source
-                    of = "" if source is None else f", of the source {source!r}: a mix has its sources in the order of their names"
+                    of = (
+                        ""
+                        if source is None
+                        else f", of the source {source!r}: a mix has its sources in the order of their names"
+                    )
                     annotate(exc, f"in a pack, at dataset index {index}{of}")
                     raise
                 if length:
@@ -149,14 +159,17 @@ class PackView(DatasetView):
                 loading.restart()
         if not pieces:
             raise ValueError(
-                "all sequences of this pack are empty, so the type of its padding is unknown. Remove empty sequences from the dataset."
+                "all sequences of this pack are empty, so the type of its padding is unknown. Remove empty sequences "
+                "from the dataset."
             )
         return rows.row(pieces, documents)
 
 
 @final
 class Rows:
-    """Concatenates sequences, or pieces of them, into rows of one length. All must have the same fields, with the same types.
+    """Concatenates sequences, or pieces of them, into rows of one length.
+
+    All must have the same fields, with the same types.
 
     Args:
         capacity: Length of a row.
@@ -168,7 +181,13 @@ class Rows:
     """
 
     def __init__(
-        self, capacity: int, pad: float | dict[str, float], within: str, where: str, hint: str = "", ragged: Ragged | None = None
+        self,
+        capacity: int,
+        pad: float | dict[str, float],
+        within: str,
+        where: str,
+        hint: str = "",
+        ragged: Ragged | None = None,
     ) -> None:
         self._capacity = capacity
         self._pad = pad
@@ -180,29 +199,34 @@ class Rows:
         self._first: dict[str, Any] = {}  # an empty piece of each field, which the others must match
 
     def fields(self, sequence: Any, index: int = 0, whole: int | None = None) -> dict[str, Any]:
-        """The fields of a sequence, as arrays or tensors of one length; checked to be ``whole``, if sequence ``index`` is known to have that length."""
+        """The fields of a sequence, as arrays or tensors of one length; checked to be ``whole``, if sequence ``index``
+        is known to have that length.
+        """
         given = sequence if isinstance(sequence, Mapping) else {"tokens": sequence}
         fields = {name: self._array(name, value) for name, value in given.items()}
         if not fields:
             raise ValueError("a sequence has no fields.")
-        if "position_ids" in fields and fields["position_ids"].ndim == 2:  # several rows, as in M-RoPE; `row` turns them back
+        # several rows, as in M-RoPE; `row` turns them back
+        if "position_ids" in fields and fields["position_ids"].ndim == 2:
             fields["position_ids"] = fields["position_ids"].T
         if self._first and fields.keys() != self._first.keys():
             raise ValueError(
-                f"a sequence has the fields {sorted(fields)}, but those before it in the {self._within} have {sorted(self._first)}."
+                f"a sequence has the fields {sorted(fields)}, but those before it in the {self._within} have "
+                f"{sorted(self._first)}."
             )
         lengths = {len(value) for value in fields.values()}
         if whole is not None and lengths != {whole}:
             name = next(name for name, value in fields.items() if len(value) != whole)
             raise ValueError(
-                f"lengths[{index}] is {whole}, but the field {name!r} of sequence {index} has {len(fields[name])} places. Correct the lengths; or, if the field "
-                f"does not run along the sequence, name it in along=, or drop it in {self._where}."
+                f"lengths[{index}] is {whole}, but the field {name!r} of sequence {index} has {len(fields[name])} "
+                f"places. Correct the lengths; or, if the field does not run along the sequence, name it in along=, or "
+                f"drop it in {self._where}."
             )
         if len(lengths) != 1:
             said = ", ".join(f"{name!r} {len(value)}" for name, value in fields.items())
             raise ValueError(
-                f"the fields of a sequence must have the same length, but they have: {said}. Name fields that do not run along the sequence in along=, or drop "
-                f"them in {self._where}."
+                f"the fields of a sequence must have the same length, but they have: {said}. Name fields that do not "
+                f"run along the sequence in along=, or drop them in {self._where}."
             )
         if lengths == {0}:
             return fields  # an empty list does not tell the type of its numbers
@@ -212,15 +236,18 @@ class Rows:
             first = self._first[name]
             if value.dtype != first.dtype or value.shape[1:] != first.shape[1:] or type(value) is not type(first):
                 was, came = (
-                    f"{type(one).__name__} of {one.dtype}, shape (…, {', '.join(map(str, one.shape[1:]))})" for one in (first, value)
+                    f"{type(one).__name__} of {one.dtype}, shape (…, {', '.join(map(str, one.shape[1:]))})"
+                    for one in (first, value)
                 )
                 raise ValueError(
-                    f"the field {name!r} is {came} here, but {was} in the sequences before it in the {self._within}. Convert it in {self._where}."
+                    f"the field {name!r} is {came} here, but {was} in the sequences before it in the {self._within}. "
+                    f"Convert it in {self._where}."
                 )
         return fields
 
     def apart(self, sequence: Any, document: int, counts: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of a sequence that have one value per token, and those named in ``along``; the latter as arrays or tensors.
+        """The fields of a sequence that have one value per token, and those named in ``along``; the latter as arrays or
+        tensors.
 
         Args:
             sequence: The sequence.
@@ -234,8 +261,9 @@ class Rows:
             if value is None or (isinstance(value, list) and not value):
                 if empty is None:
                     raise ValueError(
-                        f"sequence {document} has no field {name!r}, so its type and shape are unknown. Give every sequence an array or a tensor, which may be empty along axis "
-                        f"{axis}; or pass such an empty one as along[{name!r}], and leave the field out where there is nothing."
+                        f"sequence {document} has no field {name!r}, so its type and shape are unknown. Give every "
+                        f"sequence an array or a tensor, which may be empty along axis {axis}; or pass such an empty "
+                        f"one as along[{name!r}], and leave the field out where there is nothing."
                     )
                 value = empty
             value = parts[name] = self._array(name, value)
@@ -243,16 +271,20 @@ class Rows:
             first = self._kinds.setdefault(name, kind if empty is None else kind_of(empty, axis))
             if kind != first or value.ndim <= axis:
                 other = (
-                    f"{first}, in along= or before it in the {self._within}" if kind != first else f"one with an axis {axis}, as in along="
+                    f"{first}, in along= or before it in the {self._within}"
+                    if kind != first
+                    else f"one with an axis {axis}, as in along="
                 )
                 raise ValueError(f"{what} is {kind}, which differs from {other}. Convert it in {self._where}.")
             if (size := value.shape[axis]) != counts.get(name, size):
                 raise ValueError(
-                    f"also[{name!r}] counts {counts[name]} for sequence {document}, but {what} has the size {size} along axis {axis}. Correct the counts; or, if they count "
-                    f"something else, give them another name."
+                    f"also[{name!r}] counts {counts[name]} for sequence {document}, but {what} has the size {size} "
+                    f"along axis {axis}. Correct the counts; or, if they count something else, give them another name."
                 )
         if wrong := sorted(rest.keys() & self._ragged.added()):
-            raise ValueError(f"sequence {document} has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}.")
+            raise ValueError(
+                f"sequence {document} has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}."
+            )
         return rest, parts
 
     def has_any(self, parts: Mapping[str, Any]) -> str | None:
@@ -264,12 +296,17 @@ class Rows:
         """Refuse sequence ``document``, which is longer than a row, if it has any of these parts."""
         if name := self.has_any(parts):
             raise ValueError(
-                f"sequence {document} is longer than the capacity of {self._capacity}, but has a field {name!r}: such sequences are never cut. Raise the capacity, or drop that "
-                f"sequence, for example with {'penstock.filtered' if self._within == 'pack' else 'a Filter'}."
+                f"sequence {document} is longer than the capacity of {self._capacity}, but has a field {name!r}: such "
+                f"sequences are never cut. Raise the capacity, or drop that sequence, for example with "
+                f"{'penstock.filtered' if self._within == 'pack' else 'a Filter'}."
             )
 
-    def row(self, pieces: Sequence[dict[str, Any]], documents: Sequence[tuple[int, Mapping[str, Any]]] = ()) -> dict[str, Any]:
-        """One row made of non-empty pieces; ``documents`` are the number of each, and what `apart` took from it, if there are such fields."""
+    def row(
+        self, pieces: Sequence[dict[str, Any]], documents: Sequence[tuple[int, Mapping[str, Any]]] = ()
+    ) -> dict[str, Any]:
+        """One row made of non-empty pieces; ``documents`` are the number of each, and what `apart` took from it, if
+        there are such fields.
+        """
         position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
         places, total = _places(self._capacity), 0
         for number, piece in enumerate(pieces, 1):
@@ -291,7 +328,13 @@ class Rows:
         if any(isinstance(first, torch.Tensor) for first in self._first.values()):
             numbers = [torch.from_numpy(array) for array in numbers]
         if (own := row.get("position_ids")) is not None:
-            numbers[0] = own if own.ndim == 1 else own.T.contiguous() if isinstance(own, torch.Tensor) else np.ascontiguousarray(own.T)
+            numbers[0] = (
+                own
+                if own.ndim == 1
+                else own.T.contiguous()
+                if isinstance(own, torch.Tensor)
+                else np.ascontiguousarray(own.T)
+            )
         row = {**row, "position_ids": numbers[0], "segment_ids": numbers[1]}
         if self._ragged is None:
             return row
@@ -299,7 +342,9 @@ class Rows:
 
     def _begin(self, fields: dict[str, Any]) -> None:
         if "segment_ids" in fields:
-            raise ValueError(f"a sequence has the field 'segment_ids', which packing adds itself. Drop it in {self._where}.")
+            raise ValueError(
+                f"a sequence has the field 'segment_ids', which packing adds itself. Drop it in {self._where}."
+            )
         if isinstance(self._pad, dict) and (unknown := sorted(self._pad.keys() - fields.keys())):
             raise ValueError(f"pad has a value for {unknown[0]!r}, but the sequences have the fields {sorted(fields)}.")
         for name, value in fields.items():
@@ -317,8 +362,9 @@ class Rows:
         numbers = isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
         if not numbers or not value.ndim:
             raise ValueError(
-                f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one per place, not {value!r:.80}. "
-                f"Drop or convert it in {self._where} (a sequence of several fields is a dict of them){self._hint}."
+                f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one per "
+                f"place, not {value!r:.80}. Drop or convert it in {self._where} (a sequence of several fields is a "
+                f"dict of them){self._hint}."
             )
         return value
 

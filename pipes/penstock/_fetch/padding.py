@@ -31,7 +31,10 @@ class Padded:
         self.lengths = lengths
 
     def __call__(self, samples: Sequence[Any], allocate: Allocate = anywhere) -> Any:
-        """The batch of ``samples``, a non-empty list. Padded fields use memory from ``allocate``, which is called at most once."""
+        """The batch of ``samples``, a non-empty list.
+
+        Padded fields use memory from ``allocate``, which is called at most once.
+        """
         first = samples[0]
         if isinstance(first, PackedRow):
             raise TypeError("packs with along= or cu_seqlens= are not padded: leave collate_fn out, or write one.")
@@ -43,7 +46,8 @@ class Padded:
             raise TypeError(f"pad with {what} needs samples that are dicts, not {type(first).__name__}.")
         elif isinstance(first, tuple):
             fields = {
-                place: self._padded(f"element {place}", column, self.value) for place, column in enumerate(zip(*samples, strict=True))
+                place: self._padded(f"element {place}", column, self.value)
+                for place, column in enumerate(zip(*samples, strict=True))
             }
         else:
             fields = {0: self._padded("the sample", samples, self.value)}
@@ -64,7 +68,9 @@ class Padded:
             if type(sample) is not dict and not isinstance(sample, Mapping):
                 raise TypeError(f"a sample is a {type(sample).__name__}, but the first one of its batch is a dict.")
             if sample.keys() != names:
-                raise ValueError(f"a sample has the fields {sorted(sample)}, but the first one of its batch has {sorted(names)}.")
+                raise ValueError(
+                    f"a sample has the fields {sorted(sample)}, but the first one of its batch has {sorted(names)}."
+                )
         if isinstance(self.value, dict) and (unknown := sorted(self.value.keys() - names)):
             raise ValueError(f"pad has a value for {unknown[0]!r}, but the samples have the fields {sorted(names)}.")
         batch: dict[Any, Any] = {}
@@ -78,7 +84,8 @@ class Padded:
             if self.lengths and (isinstance(self.value, dict) or _is_long(column[0])):
                 if f"{name}_lengths" in names:
                     raise ValueError(
-                        f"lengths=True adds a field {name}_lengths, which the samples already have. Rename theirs, or drop lengths."
+                        f"lengths=True adds a field {name}_lengths, which the samples already have. Rename theirs, or "
+                        f"drop lengths."
                     )
                 batch[f"{name}_lengths"] = torch.tensor([len(one) for one in column])
         return batch
@@ -87,7 +94,9 @@ class Padded:
         """A field of the batch: its `_Rows`, to be written later, or the field itself if NumPy cannot write it."""
         if not _is_long(column[0]):
             if isinstance(self.value, dict):
-                raise ValueError(f"to be padded, {what} must be a tensor, an array or a list of numbers, not {column[0]!r:.80}.")
+                raise ValueError(
+                    f"to be padded, {what} must be a tensor, an array or a list of numbers, not {column[0]!r:.80}."
+                )
             return _collated(what, list(column))
         arrays: Any = column if _are_alike(column) else _converted(what, column)
         lengths = list(map(len, arrays))
@@ -110,13 +119,18 @@ def _collated(what: str, column: list[Any]) -> Any:
         return default_collate(column)
     except Exception as exc:
         why = "only tensors, arrays and lists of numbers (and, with a dict of values, only its fields) are padded"
-        annotate(exc, f"in {what}, which is collated as it is: {why}. Convert or drop it in transform=, or write a collate_fn")
+        annotate(
+            exc,
+            f"in {what}, which is collated as it is: {why}. Convert or drop it in transform=, or write a collate_fn",
+        )
         raise
 
 
 @final
 class _Rows:
-    """One field of a batch, not written yet: its rows, their lengths, the padding value, and the memory that the field needs."""
+    """One field of a batch, not written yet: its rows, their lengths, the padding value, and the memory that the field
+    needs.
+    """
 
     __slots__ = ("_arrays", "_lengths", "_padding", "spec")
 
@@ -148,7 +162,8 @@ def _converted(what: str, column: Sequence[Any]) -> list[Any]:
     """One field's samples as arrays, or all of them as tensors if NumPy cannot read one of them."""
     if (other := next((one for one in column if not _is_long(one)), column)) is not column:
         raise ValueError(
-            f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, not {other!r:.80}."
+            f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, not "
+            f"{other!r:.80}."
         )
     try:
         tensors = [torch.as_tensor(one) for one in column]
@@ -158,8 +173,8 @@ def _converted(what: str, column: Sequence[Any]) -> list[Any]:
     for one in tensors:
         if len(one) and (one.dtype != like.dtype or one.shape[1:] != like.shape[1:]):
             raise ValueError(
-                f"{what} is {one.dtype} of shape {list(one.shape)} in one sample and {like.dtype} of shape {list(like.shape)} in another: only the first "
-                f"dimension may differ."
+                f"{what} is {one.dtype} of shape {list(one.shape)} in one sample and {like.dtype} of shape "
+                f"{list(like.shape)} in another: only the first dimension may differ."
             )
     return [one.numpy() for one in tensors] if all(map(_is_plain, tensors)) else tensors
 
@@ -195,15 +210,21 @@ def checked_pad(name: str, value: float | Mapping[str, float], remedy: str = "")
 
 
 def check_fits(value: float, dtype: Any, what: str) -> None:
-    """Refuse a padding value that is out of bounds for ``dtype``, of torch or NumPy, or fractional for an integer dtype."""
+    """Refuse a padding value that is out of bounds for ``dtype``, of torch or NumPy, or fractional for an integer
+    dtype.
+    """
     if isinstance(dtype, torch.dtype):
         whole = not (dtype.is_floating_point or dtype.is_complex)
         bounds: Any = torch.iinfo
     else:
         whole, bounds = dtype.kind in "iub", np.iinfo
-    low, high = (0, 1) if dtype in (torch.bool, np.bool_) else (bounds(dtype).min, bounds(dtype).max) if whole else (0, 0)
+    low, high = (
+        (0, 1) if dtype in (torch.bool, np.bool_) else (bounds(dtype).min, bounds(dtype).max) if whole else (0, 0)
+    )
     if whole and not (value % 1 == 0 and low <= value <= high):
-        raise ValueError(f"pad={value!r} does not fit {what}, which is {dtype}. Choose another value, or convert the field.")
+        raise ValueError(
+            f"pad={value!r} does not fit {what}, which is {dtype}. Choose another value, or convert the field."
+        )
 
 
 def _is_long(value: Any) -> bool:
@@ -219,13 +240,15 @@ def pad(value: float | Mapping[str, float] = 0, to_multiple_of: int = 1, *, leng
     Samples are tensors, arrays or lists of numbers, or tuples or dicts of them. Everything else is collated as usual.
 
     Args:
-        value: The padding value. A number: every field with at least one dimension is padded. A dict: only the named fields are, each with its own value, so that
-            images, for example, are left alone.
+        value: The padding value. A number: every field with at least one dimension is padded. A dict: only the named
+            fields are, each with its own value, so that images, for example, are left alone.
         to_multiple_of: Round the length up to a multiple of this.
-        lengths: Add ``<field>_lengths`` to the batch for every padded field: int64, shape ``(batch,)``. Samples must be dicts.
+        lengths: Add ``<field>_lengths`` to the batch for every padded field: int64, shape ``(batch,)``. Samples must be
+            dicts.
 
     Raises:
-        ValueError: ``value`` is not a number. On collating: fields differ in more than the first dimension, or a field named in ``value`` is missing.
+        ValueError: ``value`` is not a number. On collating: fields differ in more than the first dimension, or a field
+            named in ``value`` is missing.
     """
     return Padded(value, to_multiple_of, lengths)
 

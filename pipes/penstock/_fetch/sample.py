@@ -28,10 +28,12 @@ class Sample(Shown):
         epoch: Counted from 0.
         position: The sample's position in the epoch's global sequence, before sharding.
         index: Its index in the dataset.
-        source: In a `Mix`, the name of the source of the sample (``"outer/inner"`` in a mix of mixes), also in the ``transform`` of the loader. None elsewhere,
-            and in the ``steps`` of a stream, which run before the mix draws the record.
-        shard: In a step of a stream, the shard that the record is from, as you gave it, such as a path; None elsewhere. In a step,
-            ``epoch`` is the pass over the shards, and ``position`` and ``index`` are the record's number in the shard.
+        source: In a `Mix`, the name of the source of the sample (``"outer/inner"`` in a mix of mixes), also in the
+            ``transform`` of the loader. None elsewhere, and in the ``steps`` of a stream, which run before the mix
+            draws the record.
+        shard: In a step of a stream, the shard that the record is from, as you gave it, such as a path; None elsewhere.
+            In a step, ``epoch`` is the pass over the shards, and ``position`` and ``index`` are the record's number in
+            the shard.
     """
 
     __module__ = "penstock"
@@ -46,7 +48,14 @@ class Sample(Shown):
 
     def details(self) -> dict[str, Any]:
         shard = {} if self.shard is None else {"shard": self.shard}
-        return {"seed": self.seed, "epoch": self.epoch, "position": self.position, "index": self.index, "source": self.source, **shard}
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "position": self.position,
+            "index": self.index,
+            "source": self.source,
+            **shard,
+        }
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -61,7 +70,9 @@ class Sample(Shown):
 
 @final
 class RowIn:
-    """A ``current_row`` that derives the row being loaded from how much is left of ``rows``, an iterator over a list of length ``n``, so that nothing has to be written."""
+    """A ``current_row`` that derives the row being loaded from how much is left of ``rows``, an iterator over a list of
+    length ``n``, so that nothing has to be written.
+    """
 
     __slots__ = ("_last", "_rows")
 
@@ -94,7 +105,10 @@ class Cursor:
         raise NotImplementedError
 
     def enter_source(self, name: str) -> str | None:
-        """Record that the sample is now being loaded from the source ``name``. Returns the argument for `leave_source`."""
+        """Record that the sample is now being loaded from the source ``name``.
+
+        Returns the argument for `leave_source`.
+        """
         outer = self._source
         self._source = name if outer is None else f"{outer}/{name}"
         if (sample := self.made()) is not None:
@@ -102,7 +116,10 @@ class Cursor:
         return outer
 
     def leave_source(self, outer: str | None) -> None:
-        """The source has returned the sample, or failed. The rest of the code that makes the sample, such as a transform, still sees it."""
+        """The source has returned the sample, or failed.
+
+        The rest of the code that makes the sample, such as a transform, still sees it.
+        """
         self._source = outer
 
 
@@ -121,7 +138,12 @@ class SampleCursor(Cursor):
     __slots__ = ("_current_row", "_indices", "_left", "_made", "_made_for", "_positions", "reseed", "seed")
 
     def __init__(
-        self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], current_row: Sequence[int] | RowIn
+        self,
+        seed: int,
+        epoch: int,
+        positions: Sequence[int] | np.ndarray,
+        indices: Sequence[Any],
+        current_row: Sequence[int] | RowIn,
     ) -> None:
         self.epoch = epoch
         self._source = None
@@ -132,13 +154,17 @@ class SampleCursor(Cursor):
         self._current_row = current_row
         self._made: Sample | None = None
         self._made_for = 0
-        self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if requested
+        # seeds the global generators for (epoch, position), if requested
+        self.reseed: Callable[[int, int], None] | None = None
 
     def sample(self) -> Sample:
         row = max(0, self._current_row[0])
         if self._made is None or self._made_for != row:
             source = self._left[1] if self._source is None and self._left[0] == row else self._source
-            self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], source), row
+            self._made, self._made_for = (
+                Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], source),
+                row,
+            )
         return self._made
 
     def made(self) -> Sample | None:
@@ -152,8 +178,13 @@ class SampleCursor(Cursor):
         super().leave_source(outer)
 
     def enter_member(self, position: int, index: Any) -> None:
-        """Until `restart`, the sample being loaded is ``index``, at its own ``position``: one of the parts of the row."""
-        self._made, self._made_for = Sample(self.seed, self.epoch, position, index, self._source), max(0, self._current_row[0])
+        """Until `restart`, the sample being loaded is ``index``, at its own ``position``: one of the parts of the
+        row.
+        """
+        self._made, self._made_for = (
+            Sample(self.seed, self.epoch, position, index, self._source),
+            max(0, self._current_row[0]),
+        )
         if self.reseed is not None:
             self.reseed(self.epoch, position)
 
@@ -174,7 +205,8 @@ def sample() -> Sample:
     loading = current.get()
     if loading is None:
         raise RuntimeError(
-            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, in transform=, or in the function of the first Mapper or ParallelMapper downstream of the sampler."
+            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, in transform=, or in "
+            "the function of the first Mapper or ParallelMapper downstream of the sampler."
         )
     return loading.sample()
 

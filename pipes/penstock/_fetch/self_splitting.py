@@ -1,4 +1,7 @@
-"""Detect iterables that give each rank its own share, from their attributes. Imports none of the libraries in question."""
+"""Detect iterables that give each rank its own share, from their attributes.
+
+Imports none of the libraries in question.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ _INSIDE = ("dataset", "source_datapipe", "source", "source_nodes", "iterable", "
 
 
 def splits_itself(iterable: Any) -> str | None:
-    """Explain why ``iterable``, or an object inside it, is known to split itself by rank. None if there is no sign of it."""
+    """Explain why ``iterable``, or an object inside it, is known to split itself by rank.
+
+    None if there is no sign of it.
+    """
     for one in wrapped(iterable):
         name = type(one).__name__
         if any(
-            getattr(how, size, None) == 1 for how in (one, getattr(one, "_distributed", None)) for size in ("world_size", "num_replicas")
+            getattr(how, size, None) == 1
+            for how in (one, getattr(one, "_distributed", None))
+            for size in ("world_size", "num_replicas")
         ):
             continue  # it was told that there is one rank only
         if getattr(one, "_distributed", None) is not None:
@@ -24,7 +32,11 @@ def splits_itself(iterable: Any) -> str | None:
         if (splitter := _nodesplitter(one)) is not None:
             return f"{name} has the stage {splitter}"
         for kind in type(one).__mro__:
-            if kind.__name__.endswith("StreamingDataset") and kind.__module__.partition(".")[0] in ("streaming", "litdata", "lightning"):
+            if kind.__name__.endswith("StreamingDataset") and kind.__module__.partition(".")[0] in (
+                "streaming",
+                "litdata",
+                "lightning",
+            ):
                 return f"{name} is a {kind.__name__} of {kind.__module__.partition('.')[0]}"
         for attribute in ("rank", "num_replicas", "world_size"):
             if hasattr(one, attribute):

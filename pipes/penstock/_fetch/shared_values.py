@@ -1,7 +1,8 @@
-"""SharedValues: small values in memory that the loop shares with the workers, such as a ``multiprocessing.Value`` with the epoch.
+"""SharedValues: small values in memory that the loop shares with the workers, such as a ``multiprocessing.Value`` with
+the epoch.
 
-A dataset that reads one may be asked for samples of an epoch before the loop has set the value for it. So the mapper reads these values when it begins an
-epoch ahead of the loop, and again when the loop asks for that epoch.
+A dataset that reads one may be asked for samples of an epoch before the loop has set the value for it. So the mapper
+reads these values when it begins an epoch ahead of the loop, and again when the loop asks for that epoch.
 """
 
 from __future__ import annotations
@@ -35,19 +36,28 @@ class SharedValues:
     Args:
         roots: The objects, by the first word of their paths.
         told: The root that is told its epoch; a value in which it keeps that does not count.
+
+    Attributes:
+        at_marker: The item that was read last ends an epoch, so the next one may be read before the loop asks for its
+            epoch.
     """
 
     def __init__(self, roots: Mapping[str, Any], told: str | None) -> None:
         self._roots = roots
         self._told = told
-        self._begun: dict[str, bytes] = {}  # the values with which the epoch was begun that the loop has not asked for yet
+        self.at_marker = False
+        # the values with which the epoch was begun that the loop has not asked for yet
+        self._begun: dict[str, bytes] = {}
 
     @cached_property
     def _readers(self) -> dict[str, Callable[[], bytes]]:
         return {one.path: reader for one in held(self._roots)[0] if (reader := _reader(one.value)) is not None}
 
     def read(self) -> dict[str, bytes]:
-        """The values now, by their paths. One that cannot be read, such as a proxy whose manager has ended, is left out from then on."""
+        """The values now, by their paths.
+
+        One that cannot be read, such as a proxy whose manager has ended, is left out from then on.
+        """
         values = {}
         for path, reader in list(self._readers.items()):
             try:
@@ -56,29 +66,42 @@ class SharedValues:
                 if not is_own_error(exc):
                     raise
                 del self._readers[path]
-        return {path: value if len(value) <= SMALL else checksum(value).encode() for path, value in values.items() if len(value) <= _LARGE}
+        return {
+            path: value if len(value) <= SMALL else checksum(value).encode()
+            for path, value in values.items()
+            if len(value) <= _LARGE
+        }
 
-    def begin(self, before: dict[str, bytes], waited: bool) -> None:
+    def begin(self, before: dict[str, bytes] | None, waited: bool) -> None:
         """The first item of an epoch was read, and no worker has seen it yet.
 
         Args:
-            before: The values before it was read.
+            before: The values before it was read; None if the loop asked for it.
             waited: Whether the loop waited meanwhile, and so cannot have set one.
         """
+        if before is not None:
+            self._begun = self._of_epoch(before, waited)
+        self.at_marker = False
+
+    def _of_epoch(self, before: dict[str, bytes], waited: bool) -> dict[str, bytes]:
         now = self.read()
         if self._told is not None:
             own = {path for path, value in now.items() if path.startswith(self._told) and before.get(path) != value}
             for path in own:
                 self._readers.pop(path)
-            now, before = ({path: value for path, value in values.items() if path not in own} for values in (now, before))
-        self._begun = now if waited else before
+            now, before = (
+                {path: value for path, value in values.items() if path not in own} for values in (now, before)
+            )
+        return now if waited else before
 
-    def forget(self) -> None:
-        """What was begun ahead is dropped, or another epoch begins."""
-        self._begun = {}
+    def forget(self, *, at_marker: bool = False) -> None:
+        """What was begun ahead is dropped, or, at a marker, another epoch begins."""
+        self._begun, self.at_marker = {}, at_marker
 
     def changed(self) -> str | None:
-        """The loop asks for the epoch: the path of a value that is no longer what it was when that was begun; None if all are."""
+        """The loop asks for the epoch: the path of a value that is no longer what it was when that was begun; None if
+        all are.
+        """
         begun, self._begun = self._begun, {}
         now = self.read() if begun else {}
         return next((path for path, value in begun.items() if path in now and now[path] != value), None)
@@ -88,7 +111,9 @@ def _reader(value: Any) -> Callable[[], bytes] | None:
     """A function that returns ``value`` as bytes, if it is small and in shared memory."""
     if isinstance(value, torch.Tensor):
         plain: Any = value  # torch has no types for what follows
-        small = plain.device.type == "cpu" and plain.layout == torch.strided and plain.nbytes <= SMALL and plain.is_shared()
+        small = (
+            plain.device.type == "cpu" and plain.layout == torch.strided and plain.nbytes <= SMALL and plain.is_shared()
+        )
         return (lambda: value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()) if small else None
     if isinstance(value, np.ndarray):
         return value.tobytes if value.nbytes <= SMALL and not value.dtype.hasobject and _is_view(value) else None
@@ -115,7 +140,9 @@ def _is_a(value: Any, module: str, name: str) -> bool:
 
 
 def _is_view(array: np.ndarray) -> bool:
-    """Whether ``array`` lies in memory that NumPy has not allocated: of a file, of ctypes, of a tensor, of shared memory."""
+    """Whether ``array`` lies in memory that NumPy has not allocated: of a file, of ctypes, of a tensor, of shared
+    memory.
+    """
     base: Any = array
     while isinstance(base, np.ndarray):
         if base.base is None:

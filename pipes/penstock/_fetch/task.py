@@ -1,7 +1,8 @@
 """A worker's task, and what any work on one shares: seeded random numbers, the meter, and errors that name the address.
 
-Independent of threads and processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was `Loaded` in parts. A sample's
-random numbers are seeded by (seed, epoch, position), so a task can run anywhere, and can be repeated.
+Independent of threads and processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was
+`Loaded` in parts. A sample's random numbers are seeded by (seed, epoch, position), so a task can run anywhere, and can
+be repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """Some ``rows`` of a batch, in ascending order. The worker returns their samples uncollated; the consumer collates all parts together."""
+    """Some ``rows`` of a batch, in ascending order.
+
+    The worker returns their samples uncollated; the consumer collates all parts together.
+    """
 
     indices: Indices
     rows: Sequence[int]
@@ -48,12 +52,14 @@ class Task:
 
     Args:
         seed: The seed of the samples' random numbers.
-        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; see `GlobalSeeding`.
+        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; see
+            `GlobalSeeding`.
 
     Attributes:
         dataset: ``get_worker_info().dataset`` in a worker process.
         noun: What messages call an index.
-        epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
+        epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task
+            before.
         generators: The generators that the user's objects hold.
     """
 
@@ -70,7 +76,9 @@ class Task:
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # for work in the caller's thread; each worker has its own
 
-    def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate = anywhere, *, inline: bool = False) -> Any:
+    def __call__(
+        self, task: Any, current_row: MutableSequence[int], allocate: Allocate = anywhere, *, inline: bool = False
+    ) -> Any:
         meter = self.meter if inline else measuring.get()
         if meter is not None:
             if meter.plain:
@@ -92,8 +100,8 @@ class Task:
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Do the task in the caller's thread, and leave its global generators unchanged.
 
-        User code runs with the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is called under
-        ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
+        User code runs with the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is
+        called under ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
         """
         with neutral_modes():
             return self(task, [IDLE], allocate, inline=True)
@@ -101,7 +109,9 @@ class Task:
     def tell(self, epoch: int, *, inline: bool) -> None:
         """Tell the `epoch_aware` datasets that samples of ``epoch`` come next."""
 
-    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+    def _done(
+        self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None
+    ) -> Any:
         """Do the task, and record its cost in ``meter``."""
         raise NotImplementedError
 
@@ -128,19 +138,29 @@ class Task:
         if task.is_batch:
             indices = task.plain()
             shown = f"[{', '.join(map(str, indices[:8]))}{', …' if len(indices) > 8 else ''}]"
-            return f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to {task.positions[-1]})"
+            return (
+                f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to "
+                f"{task.positions[-1]})"
+            )
         key = str(task.values)
-        return f"{self.noun} {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
+        return (
+            f"{self.noun} {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
+        )
 
     def _measured(self, meter: Meter, task: Any) -> None:
-        """Finish measuring a batch. The slowest sample is identified by its index, if it has one, or by its position."""
+        """Finish measuring a batch.
+
+        The slowest sample is identified by its index, if it has one, or by its position.
+        """
         indices = task if isinstance(task, Indices) else None
 
         def name_of(row: int) -> int | str | None:
             if indices is None or (indices.is_batch and not len(indices)):
                 return None
             item = indices[max(0, row)] if indices.is_batch else indices
-            name: int | str = item.values if self.dataset is not None and isinstance(item.values, int | str) else item.positions
+            name: int | str = (
+                item.values if self.dataset is not None and isinstance(item.values, int | str) else item.positions
+            )
             return name
 
         meter.measured(len(indices) if indices is not None and indices.is_batch else 1, name_of)

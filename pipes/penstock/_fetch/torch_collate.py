@@ -1,4 +1,7 @@
-"""What torch's ``default_collate`` does with one field: its rules, the form of a row in the batch, and why it refused. Pure."""
+"""What torch's ``default_collate`` does with one field: its rules, the form of a row in the batch, and why it refused.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,21 @@ if TYPE_CHECKING:
 
     from penstock._memory.allocation import Spec
 
-TORCHS_OWN = {collate_tensor_fn, collate_numpy_array_fn, collate_numpy_scalar_fn, collate_float_fn, collate_int_fn, collate_str_fn}
+TORCHS_OWN = {
+    collate_tensor_fn,
+    collate_numpy_array_fn,
+    collate_numpy_scalar_fn,
+    collate_float_fn,
+    collate_int_fn,
+    collate_str_fn,
+}
 """Its rules, while the user has registered no others."""
 
 
 def plain_collate(samples: Any) -> Any:
     """``default_collate``, but never into shared memory."""
-    # In a process that torch considers a DataLoader worker, it collates into its own shared memory, which we do not want.
+    # In a process that torch considers a DataLoader worker, it collates into its own shared memory, which we do not
+    # want.
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         return default_collate(samples)
@@ -46,7 +57,9 @@ def has_registered() -> bool:
 
 
 def registered(sample: Any) -> Callable[..., Any] | None:
-    """The entry of ``default_collate_fn_map`` for ``sample``, looked up as ``default_collate`` does before opening any container."""
+    """The entry of ``default_collate_fn_map`` for ``sample``, looked up as ``default_collate`` does before opening any
+    container.
+    """
     kind = type(sample)
     if kind in default_collate_fn_map:
         return default_collate_fn_map[kind]
@@ -58,16 +71,25 @@ _LONG = 1024
 
 
 def parts_of(sample: Any) -> dict[Any, Any] | None:
-    """The children of a container that we take apart; None for a leaf. A container type that the user registered with torch is a leaf."""
+    """The children of a container that we take apart; None for a leaf.
+
+    A container type that the user registered with torch is a leaf.
+    """
     kind = type(sample)
     is_record = dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping)
     is_sequence = kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields"))
-    if not (kind is dict or is_sequence or is_record) or registered(sample) is not None or (is_sequence and len(sample) > _LONG):
+    if (
+        not (kind is dict or is_sequence or is_record)
+        or registered(sample) is not None
+        or (is_sequence and len(sample) > _LONG)
+    ):
         return None
     if is_sequence:
         return dict(enumerate(sample))
     return (
-        {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)} if is_record else cast("dict[Any, Any]", sample)
+        {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+        if is_record
+        else cast("dict[Any, Any]", sample)
     )
 
 
@@ -78,13 +100,23 @@ def row_spec(sample: Any) -> Spec | None:
     if registered(sample) not in TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
         return None  # torch collates arrays with the function for tensors, so a custom one applies to both
     if type(sample) is torch.Tensor:
-        plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
-        return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
+        plain_memory = (
+            sample.layout is torch.strided
+            and sample.device.type == "cpu"
+            and not (sample.is_quantized or sample.is_nested)
+        )
+        return (
+            (tuple(sample.shape), sample.dtype)
+            if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype)
+            else None
+        )
     try:
         # Torch itself converts one sample, so none of its rules for numbers and dtypes is repeated here. It
         # refuses negative strides, which the copy does not have. The copy of a scalar array has a dimension, hence
         # `reshape`.
-        batch = plain_collate([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
+        batch = plain_collate(
+            [np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample]
+        )
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None  # `default_collate` will raise an error that explains it
     shape = getattr(sample, "shape", ())
@@ -105,7 +137,10 @@ def _in_numpy(dtype: torch.dtype) -> bool:
 
 
 def collated_field(column: Any, path: str) -> Any:
-    """The batch of one field. If it cannot be made, the error gets a note that names the field, the reason and the remedy."""
+    """The batch of one field.
+
+    If it cannot be made, the error gets a note that names the field, the reason and the remedy.
+    """
     try:
         return plain_collate(column)
     except Exception as exc:
@@ -113,8 +148,8 @@ def collated_field(column: Any, path: str) -> Any:
             raise  # a function that the user registered explains its own errors
         with contextlib.suppress(Exception):  # samples may raise when inspected, and a frozen exception accepts no note
             exc.add_note(
-                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them (penstock.pad(0) is one, for samples that differ only in length), or "
-                f"use collate_fn=list to keep them unchanged."
+                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them (penstock.pad(0) is one, for "
+                f"samples that differ only in length), or use collate_fn=list to keep them unchanged."
             )
         raise
 
@@ -123,8 +158,12 @@ def _why_not(column: Sequence[Any], path: str) -> str:
     for place, one in enumerate(column):
         if (difference := _difference(column[0], one, path)) is not None:
             where, first, other = difference
-            return f"samples 0 and {place} of this batch differ{f' in field {where}' * bool(where)}: {first}, and {other}"
-    return f"there is no collate rule for {_in_words(column[0])}{f', which is field {path} of these samples' * bool(path)}"
+            return (
+                f"samples 0 and {place} of this batch differ{f' in field {where}' * bool(where)}: {first}, and {other}"
+            )
+    return (
+        f"there is no collate rule for {_in_words(column[0])}{f', which is field {path} of these samples' * bool(path)}"
+    )
 
 
 def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | None:

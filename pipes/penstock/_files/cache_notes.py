@@ -34,7 +34,9 @@ class Counts(NamedTuple):
 
 @final
 class Notes:
-    """A file with the counts and the last known position of each lane. It is read and written rather than mapped, because a full disk must raise an error, not a signal.
+    """A file with the counts and the last known position of each lane.
+
+    It is read and written rather than mapped, because a full disk must raise an error, not a signal.
 
     Args:
         path: Path of the file; it is created if missing.
@@ -55,7 +57,9 @@ class Notes:
                     except BlockingIOError:
                         time.sleep(0.001)
                 counts = _counts_in(file.read(_COUNTS.size))._asdict()
-                os.pwrite(file.fileno(), _COUNTS.pack(*(counts[name] + more.get(name, 0) for name in counts), 0, 0, 0), 0)
+                os.pwrite(
+                    file.fileno(), _COUNTS.pack(*(counts[name] + more.get(name, 0) for name in counts), 0, 0, 0), 0
+                )
         except OSError:
             pass
 
@@ -72,7 +76,8 @@ class Notes:
         self._seen[lane] = time
         try:
             with open(self._path, "r+b", buffering=0, opener=_made) as file:
-                os.pwrite(file.fileno(), np.float64(1 + time).tobytes(), _COUNTS.size + 8 * lane)  # 0 means that no reader was there
+                # 0 means that no reader was there
+                os.pwrite(file.fileno(), np.float64(1 + time).tobytes(), _COUNTS.size + 8 * lane)
         except OSError:
             pass
 

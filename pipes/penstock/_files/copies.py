@@ -1,10 +1,11 @@
 """Copies of files in a folder of bounded size, shared by all processes of a host.
 
-A copy is named after its file and the file's version, so it is never stale. There is no daemon and no shared memory, only files and `flock`, which the kernel
-releases when its owner dies, at any point:
+A copy is named after its file and the file's version, so it is never stale. There is no daemon and no shared memory,
+only files and `flock`, which the kernel releases when its owner dies, at any point:
 
-- a fetcher holds a lock, writes a part file, and renames it once all bytes have arrived. Each part has a unique name, because a storage library may keep writing after
-  an interrupt. A part without an owner is removed by the next process that sees it;
+- a fetcher holds a lock, writes a part file, and renames it once all bytes have arrived. Each part has a unique name,
+  because a storage library may keep writing after an interrupt. A part without an owner is removed by the next process
+  that sees it;
 - a reader holds a shared lock on its copy, and only copies without readers are removed;
 - sizes are summed, and copies are removed to make room, under one lock for the folder.
 
@@ -37,7 +38,9 @@ log = logging.getLogger("penstock")
 
 COPY: Final = re.compile(r"penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*", re.DOTALL)
 _LEFT: Final = re.compile(r"(?P<key>penstock-1-[0-9a-f]{16}-[0-9a-f]{16})\.(lock|(?P<size>\d+)\.[0-9a-f]{8}\.part)")
-"""The name patterns of copies and of their locks and parts. No name matches both, whatever the original file is called."""
+"""The name patterns of copies and of their locks and parts. No name matches both, whatever the original file is
+called.
+"""
 _NOTES: Final = re.compile(r"penstock-1-[0-9a-f]{16}\.notes")
 PATIENCE_S: Final = 30.0
 _NOT_AGAIN_S: Final = 300.0
@@ -59,7 +62,8 @@ class CacheFolder:
     """A folder of copies.
 
     Attributes:
-        needed: Returns a function from a file's hash to the time when the file is needed next, or None if the file is not part of this data set. Set by the owner of the order.
+        needed: Returns a function from a file's hash to the time when the file is needed next, or None if the file is
+            not part of this data set. Set by the owner of the order.
         notes: Shared notes of this host's processes about this data set.
         stamps: Recent stamps of its files as seen by this process, with the time; see `stamp_lately`.
 
@@ -90,10 +94,15 @@ class CacheFolder:
                 os.listdir(self.folder)
         except OSError as exc:
             if exc.errno in _NO_LOCKS:
-                why = f"is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite each other's files"
+                why = (
+                    f"is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite "
+                    f"each other's files"
+                )
             else:
                 why = f"cannot be used: {exc.strerror or exc}"
-            raise ValueError(f"cache_dir={folder!r} {why}. Use a folder on a local disk in which this user may write.") from exc
+            raise ValueError(
+                f"cache_dir={folder!r} {why}. Use a folder on a local disk in which this user may write."
+            ) from exc
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_said": set(), "_stuck": {}, "stamps": {}, "needed": None}
@@ -104,16 +113,24 @@ class CacheFolder:
         )  # the folder is made when it is first needed, because a worker may run on another machine
 
     def _not_known(self) -> Callable[[str], float | None]:
-        """If the order is unknown, no copy is evicted for another one of the same data. For an order that is redrawn each time, that keeps as many useful copies as any other rule."""
+        """If the order is unknown, no copy is evicted for another one of the same data.
+
+        For an order that is redrawn each time, that keeps as many useful copies as any other rule.
+        """
         return lambda name: math.inf if name in self._own else None
 
     def statistics(self) -> CopyStatistics:
-        """Statistics about the files of this data set, over all processes of this host since the folder was first used for it."""
-        hits, fetches, fetched_bytes, misses, wait_ns = (now - then for now, then in zip(self.notes.counts(), self._before, strict=True))
+        """Statistics about the files of this data set, over all processes of this host since the folder was first used
+        for it.
+        """
+        hits, fetches, fetched_bytes, misses, wait_ns = (
+            now - then for now, then in zip(self.notes.counts(), self._before, strict=True)
+        )
         return CopyStatistics(hits, fetches, fetched_bytes, misses, wait_ns / 1e9)
 
     def opened(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> BinaryIO | None:
-        """The copy of a version of a file, made if necessary; None if there is no room for it, or the folder is in trouble, which is said once.
+        """The copy of a version of a file, made if necessary; None if there is no room for it, or the folder is in
+        trouble, which is said once.
 
         Args:
             address: Address of the file.
@@ -146,7 +163,9 @@ class CacheFolder:
                 pass
 
     def contents(self) -> tuple[dict[str, int], int, Counts]:
-        """The names and sizes of all copies; the number of unfinished copies; and the counts of all data sets together."""
+        """The names and sizes of all copies; the number of unfinished copies; and the counts of all data sets
+        together.
+        """
         copies, parts, counts = {}, 0, Counts()
         for entry in os.scandir(self.folder):
             if _NOTES.fullmatch(entry.name):
@@ -159,7 +178,9 @@ class CacheFolder:
         return copies, parts, counts
 
     def clear(self) -> int:
-        """Remove all copies that are not being read, leftovers of fetches, and the notes; the number of copies removed."""
+        """Remove all copies that are not being read, leftovers of fetches, and the notes; the number of copies
+        removed.
+        """
         removed = 0
         with self._alone():
             for entry in list(os.scandir(self.folder)):
@@ -197,7 +218,8 @@ class CacheFolder:
             if status.st_size == size:
                 with contextlib.suppress(OSError):
                     os.utime(fd)  # records this use
-                return io.BufferedReader(_Copy(path, opener=lambda *_: fd), 2**16)  # opened by path so that the file object has a name
+                # opened by path so that the file object has a name
+                return io.BufferedReader(_Copy(path, opener=lambda *_: fd), 2**16)
         except BaseException:
             os.close(fd)
             raise
@@ -212,26 +234,36 @@ class CacheFolder:
 
     def _fetched(self, key: str, name: str, size: int, copy: Callable[[str], None]) -> bool:
         """Make the copy; whether there was room."""
-        part = os.path.join(self.folder, f"{key}.{size}.{secrets.token_hex(4)}.part")  # counted at this size from now on
+        # counted at this size from now on
+        part = os.path.join(self.folder, f"{key}.{size}.{secrets.token_hex(4)}.part")
         try:
             with self._alone():
                 if not self._made_room(name, size):
-                    self._say(f"has no room for more than {self.most_bytes:,} bytes, so files that do not fit are read from their source")
+                    self._say(
+                        f"has no room for more than {self.most_bytes:,} bytes, so files that do not fit are read from "
+                        f"their source"
+                    )
                     return False
                 os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
             try:
                 copy(part)
             except Exception as exc:
-                if isinstance(exc, OSError) and (part in (exc.filename, exc.filename2) or exc.errno in _FULL or not os.path.exists(part)):
+                if isinstance(exc, OSError) and (
+                    part in (exc.filename, exc.filename2) or exc.errno in _FULL or not os.path.exists(part)
+                ):
                     raise
                 raise _OfTheSource(exc) from exc  # otherwise it would count as trouble with the folder
             with open(part, "rb") as file:
                 if (came := os.fstat(file.fileno()).st_size) != size:
                     raise _OfTheSource(
-                        OSError(f"received {came} bytes of {name} instead of {size}: the connection broke off, or the file has changed")
+                        OSError(
+                            f"received {came} bytes of {name} instead of {size}: the connection broke off, or the file "
+                            f"has changed"
+                        )
                     )
                 os.fsync(file.fileno())
-            with self._alone():  # a process that sums sizes could miss a file that is renamed while it lists the folder, under both names
+            # a process that sums sizes could miss a file that is renamed while it lists the folder, under both names
+            with self._alone():
                 os.replace(part, os.path.join(self.folder, name))
         except BaseException:
             with contextlib.suppress(OSError):
@@ -245,7 +277,8 @@ class CacheFolder:
     def _made_room(self, name: str, size: int) -> bool:
         """Make room for a copy by removing less useful ones; whether it fits. Requires `_alone`.
 
-        Copies of other data go first, least recently used first. Then copies of this data that are needed later than the new one, the latest first.
+        Copies of other data go first, least recently used first. Then copies of this data that are needed later than
+        the new one, the latest first.
         """
         sizes: dict[str, int] = {}
         copies: dict[str, tuple[str, float]] = {}  # their files, and when they were last used
@@ -292,10 +325,11 @@ class CacheFolder:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not self._is_at(fd, lock):  # its owner ended in the meantime, and there may be a new one
                     return False
-            for name in names:  # while the lock is held: otherwise a waiting process would acquire it and lose its file a moment later
-                if (
-                    fd >= 0 or name != lock
-                ):  # one that was not there may be there now, and held; then its holder would lose its part to the next one who looks
+            # while the lock is held: otherwise a waiting process would acquire it and lose its file a moment later
+            for name in names:
+                # one that was not there may be there now, and held; then its holder would lose its part to the next one
+                # who looks
+                if fd >= 0 or name != lock:
                     self._remove(name)
         except BlockingIOError:
             return False
@@ -316,7 +350,10 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """Acquire a lock, waiting for its holder. Its file is then the one of that name, so no other process can hold it, too."""
+        """Acquire a lock, waiting for its holder.
+
+        Its file is then the one of that name, so no other process can hold it, too.
+        """
         path = os.path.join(self.folder, name)
         while True:
             try:
@@ -331,19 +368,22 @@ class CacheFolder:
                 self._acquire(fd, name, fcntl.LOCK_EX)
                 if self._is_at(fd, name):
                     with contextlib.suppress(OSError):  # one's that belongs to another user
-                        os.pwrite(fd, f"{os.getpid()} on {platform.node()}".ljust(80).encode(), 0)  # for who waits for it in vain
+                        # for who waits for it in vain
+                        os.pwrite(fd, f"{os.getpid()} on {platform.node()}".ljust(80).encode(), 0)
                     yield
                     return
             finally:
                 with contextlib.suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a process forked in the meantime shares the lock
+                    # closing is not enough: a process forked in the meantime shares the lock
+                    fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
 
     def _acquire(self, fd: int, name: str, kind: int) -> None:
         """Acquire a lock on an open file.
 
         Raises:
-            TimeoutError: Its holder has made no progress for `PATIENCE_S`: it was stopped, or hangs. That is not tried again for `_NOT_AGAIN_S`.
+            TimeoutError: Its holder has made no progress for `PATIENCE_S`: it was stopped, or hangs. That is not tried
+                again for `_NOT_AGAIN_S`.
             OSError: The file system has no locks.
         """
         pause, seen, since = 0.001, -1, time.monotonic()
@@ -356,9 +396,14 @@ class CacheFolder:
                 if now - since > PATIENCE_S:
                     self._stuck[name] = now + _NOT_AGAIN_S
                 if now < self._stuck.get(name, 0.0):
-                    holder = os.pread(fd, 80, 0).decode(errors="replace").strip() if name.endswith(".lock") else "another one"
+                    holder = (
+                        os.pread(fd, 80, 0).decode(errors="replace").strip()
+                        if name.endswith(".lock")
+                        else "another one"
+                    )
                     raise TimeoutError(
-                        errno.ETIMEDOUT, f"process {holder} holds {name} and has made no progress for {PATIENCE_S:g} s; was it stopped?"
+                        errno.ETIMEDOUT,
+                        f"process {holder} holds {name} and has made no progress for {PATIENCE_S:g} s; was it stopped?",
                     ) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
@@ -408,7 +453,9 @@ def hashes_of(address: str) -> tuple[str, str]:
 
 
 def _names(address: str, size: int, version: str) -> tuple[str, str]:
-    """The common prefix of the copy of a version of a file and everything that belongs to it, and the name of the copy, which ends like the file's name."""
+    """The common prefix of the copy of a version of a file and everything that belongs to it, and the name of the copy,
+    which ends like the file's name.
+    """
     version_hash = blake2b(f"{size} {version}".encode(), digest_size=8).hexdigest()
     key = f"penstock-1-{file_hash(address)}-{version_hash}"
     return key, f"{key}-{re.sub(r'[^a-zA-Z0-9_.]', '_', address.rpartition('/')[2])[-60:]}"
@@ -423,7 +470,11 @@ class _Copy(io.FileIO):
         self._owner = os.getpid()
 
     def close(
-        self, getpid: Any = os.getpid, flock: Any = fcntl.flock, unlock: int = fcntl.LOCK_UN, suppress: Any = contextlib.suppress
+        self,
+        getpid: Any = os.getpid,
+        flock: Any = fcntl.flock,
+        unlock: int = fcntl.LOCK_UN,
+        suppress: Any = contextlib.suppress,
     ) -> None:
         if not self.closed and self._owner == getpid():  # at interpreter exit the modules may already be gone
             with suppress(OSError):

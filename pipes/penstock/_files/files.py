@@ -12,7 +12,16 @@ import time
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from penstock._files.paths import address, address_at_source, checksum, compression, extra, is_remote, kept_in, options_of
+from penstock._files.paths import (
+    address,
+    address_at_source,
+    checksum,
+    compression,
+    extra,
+    is_remote,
+    kept_in,
+    options_of,
+)
 from penstock._files.transfer import copy_over_http, transfer_callback
 from penstock._files.unpacking import LIBRARIES, Unpacked
 
@@ -34,7 +43,10 @@ class Stamp(NamedTuple):
     version: str = ""
 
     def fits(self, other: Stamp) -> bool:
-        """Whether both may describe the same version. If only one is of a remote file, only the sizes can be compared."""
+        """Whether both may describe the same version.
+
+        If only one is of a remote file, only the sizes can be compared.
+        """
         return self.size == other.size and (self[1:] == other[1:] or bool(self.version) != bool(other.version))
 
 
@@ -43,11 +55,16 @@ BLOCK: Final = 2**23
 
 
 BUFFER: Final = 2**16
-"""Read buffer of a local file in bytes. With Python's default of 8 KiB, a sample of 20 KB and its header take two reads."""
+"""Read buffer of a local file in bytes. With Python's default of 8 KiB, a sample of 20 KB and its header take two
+reads.
+"""
 
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
-    """Open a file, from a copy if one is kept. An HTTP server is asked for the ``expected`` version only; S3 never returns parts of two versions."""
+    """Open a file, from a copy if one is kept.
+
+    An HTTP server is asked for the ``expected`` version only; S3 never returns parts of two versions.
+    """
     return opened_copy(path, expected) or opened_there(path, expected)
 
 
@@ -68,7 +85,9 @@ def opened_there(path: str, expected: Stamp | None) -> BinaryIO:
 
 
 def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
-    """The copy of a file, made if necessary and not removed while it is open; None if no copies are kept, or there is no room."""
+    """The copy of a file, made if necessary and not removed while it is open; None if no copies are kept, or there is
+    no room.
+    """
     cache = kept_in(path)
     if cache is None:
         return None
@@ -78,7 +97,8 @@ def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
 
 
 def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
-    """A file on a local disk that may be mapped by name: the file itself, or its copy, which is not removed while it is open.
+    """A file on a local disk that may be mapped by name: the file itself, or its copy, which is not removed while it is
+    open.
 
     Raises:
         ValueError: The file is remote, and there is no copy.
@@ -86,8 +106,9 @@ def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
     copy = opened_copy(path, expected)
     if copy is None and is_remote(path):
         raise ValueError(
-            f"{path} is memory-mapped, but it is not on a local disk, and there is no copy of it: there is no cache_dir=, it has no room (max_cache_size=), or its "
-            f"store does not report versions. Copy it to a local disk, or pass both."
+            f"{path} is memory-mapped, but it is not on a local disk, and there is no copy of it: there is no "
+            f"cache_dir=, it has no room (max_cache_size=), or its store does not report versions. Copy it to a local "
+            f"disk, or pass both."
         )
     return copy or opened_there(path, expected)
 
@@ -104,14 +125,19 @@ def read_range(path: str, expected: Stamp, begin: int, end: int) -> bytes:
     except Exception:
         explain(path, expected, *IN_USE)
         raise
-    check_unchanged(path, expected, stamp(path), *IN_USE)  # some servers cannot be asked for a version, and some ignore the request
+    # some servers cannot be asked for a version, and some ignore the request
+    check_unchanged(path, expected, stamp(path), *IN_USE)
     if len(found) < end - begin:
-        raise OSError(f"{path} returned {len(found)} of the {end - begin} bytes from {begin} on, so the connection broke off.")
+        raise OSError(
+            f"{path} returned {len(found)} of the {end - begin} bytes from {begin} on, so the connection broke off."
+        )
     return found
 
 
 def fetch(path: str, is_over: Callable[[], bool]) -> None:
-    """Make a copy of a file if it is worth its room and there is none. The transfer is aborted once ``is_over`` returns True.
+    """Make a copy of a file if it is worth its room and there is none.
+
+    The transfer is aborted once ``is_over`` returns True.
 
     Raises:
         Exception: The store's own error.
@@ -130,13 +156,23 @@ def _is_strong(path: str, version: str) -> bool:
 
 
 def _is_known(path: str, then: Stamp) -> bool:
-    """Whether a stamp is enough to verify a copy later. It is not for a file in an archive, because it does not cover the archive."""
+    """Whether a stamp is enough to verify a copy later.
+
+    It is not for a file in an archive, because it does not cover the archive.
+    """
     return "::" not in path and then.size >= 0 and bool(then.mtime_ns or then.version != address(path))
 
 
-def _of_copy(path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False) -> tuple[str, int, str, Callable[[str], None]]:
+def _of_copy(
+    path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False
+) -> tuple[str, int, str, Callable[[str], None]]:
     """The arguments of `CacheFolder.opened`."""
-    return address_at_source(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then, is_over)
+    return (
+        address_at_source(path),
+        then.size,
+        f"{then.mtime_ns} {then.version}",
+        functools.partial(_copy, path, then, is_over),
+    )
 
 
 def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
@@ -224,16 +260,29 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
 
 VERSIONS: Final = (
     *("generation", "ETag", "etag", "VersionId", "version_id", "blob_id", "sha", "CRC", "Content-MD5", "Digest"),
-    *("LastModified", "last_modified", "Last-Modified", "mtime", "modificationTime", "modify", "modified", "updated", "created"),
+    *(
+        "LastModified",
+        "last_modified",
+        "Last-Modified",
+        "mtime",
+        "modificationTime",
+        "modify",
+        "modified",
+        "updated",
+        "created",
+    ),
 )
 """The keys under which stores report a file's version in fsspec's ``info``; the best first."""
 
 
 def stamp(path: str) -> Stamp:
-    """What distinguishes the current version of a file from any other. Always asks the disk or the server, never a cached listing.
+    """What distinguishes the current version of a file from any other.
 
-    For a local file: its size and modification time. For a remote file: its size, and the first of `VERSIONS` that its store reports, such as the ETag; or, if it reports none, the
-    file's `address`, so that only a change of its size is detected.
+    Always asks the disk or the server, never a cached listing.
+
+    For a local file: its size and modification time. For a remote file: its size, and the first of `VERSIONS` that its
+    store reports, such as the ETag; or, if it reports none, the file's `address`, so that only a change of its size is
+    detected.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -253,7 +302,9 @@ LATELY_S: Final = 60.0
 
 
 def stamp_lately(path: str) -> Stamp:
-    """The result of `stamp`; if a copy is kept, possibly a result from the last minute, so that reading a copy does not always wait for the server."""
+    """The result of `stamp`; if a copy is kept, possibly a result from the last minute, so that reading a copy does not
+    always wait for the server.
+    """
     cache = kept_in(path)
     if cache is None:
         return stamp(path)
@@ -288,7 +339,10 @@ REINDEX = "index it again: python -m penstock index"
 
 IN_USE: Final = (
     "since it was first checked",
-    "Do not modify files while they are in use; give a new version another name. To read this version, start again, from a checkpoint if there is one.",
+    (
+        "Do not modify files while they are in use; give a new version another name. To read this version, start "
+        "again, from a checkpoint if there is one."
+    ),
 )
 
 
@@ -303,12 +357,21 @@ def check_unchanged(path: str, then: Stamp, now: Stamp, since: str = "since it w
     if then.size != now.size:
         what = f"had {then.size} bytes and now has {now.size}"
     else:
-        what = "was written to" if then.version == now.version else f"had the version {then.version} and now has {now.version}"
-    raise ValueError(f"{path} has changed {since}: it {what}. {remedy or f'If the change is intended, {REINDEX} {path}'}")
+        what = (
+            "was written to"
+            if then.version == now.version
+            else f"had the version {then.version} and now has {now.version}"
+        )
+    raise ValueError(
+        f"{path} has changed {since}: it {what}. {remedy or f'If the change is intended, {REINDEX} {path}'}"
+    )
 
 
 def explain(path: str, then: Stamp, *words: str) -> None:
-    """After an error: raise that of `check_unchanged` instead if a change is the cause. A server that was asked for a version reports another one in its own way."""
+    """After an error: raise that of `check_unchanged` instead if a change is the cause.
+
+    A server that was asked for a version reports another one in its own way.
+    """
     try:
         now = stamp(path)
     except Exception:  # the original error is more informative
@@ -318,7 +381,9 @@ def explain(path: str, then: Stamp, *words: str) -> None:
 
 def stamp_of(path: str, status: os.stat_result) -> Stamp:
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
-        raise ValueError(f"{path} is a pipe or a device, but only regular files can be read. Write its output to a file.")
+        raise ValueError(
+            f"{path} is a pipe or a device, but only regular files can be read. Write its output to a file."
+        )
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
@@ -348,5 +413,7 @@ class _Whole(io.RawIOBase):
         n: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
         self._at += n
         if not n and self._at < self._size:
-            raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the connection failed.")
+            raise OSError(
+                f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the connection failed."
+            )
         return n

@@ -18,11 +18,15 @@ _KINDS: Final = {
     b"ARROW1": "it is an Arrow file; read it by penstock.formats.arrow",
     b"\xff\xff\xff\xff": "it is an Arrow stream; read it by penstock.formats.arrow",
     b"\x93NUMPY": "it is a NumPy array; penstock.formats.tokens reads one-dimensional ones of integers",
-    b"MMIDIDX\0\0": "it is the index of a Megatron dataset, whose tokens are in the .bin file; penstock.formats.megatron reads both",
+    b"MMIDIDX\0\0": (
+        "it is the index of a Megatron dataset, whose tokens are in the .bin file; penstock.formats.megatron reads both"
+    ),
 }
 
 
 def kind_of(head: bytes, asked: str | None = None) -> str:
-    """What a file is that begins like this, to end a sentence with; empty if that is unknown, or what the format ``asked`` reads."""
+    """What a file is that begins like this, to end a sentence with; empty if that is unknown, or what the format
+    ``asked`` reads.
+    """
     kind = next((kind for magic, kind in _KINDS.items() if head.startswith(magic)), "")
     return f" ({kind})" if kind and not (asked and kind.endswith(f"read it by penstock.formats.{asked}")) else ""

@@ -1,6 +1,7 @@
 """The index of a file: where each of its records begins, and which version of the file this applies to.
 
-A line of JSON, followed by the offsets as 64-bit integers, little-endian. It is written next to the file, as ``<file>.index``, or into a folder.
+A line of JSON, followed by the offsets as 64-bit integers, little-endian. It is written next to the file, as
+``<file>.index``, or into a folder.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def index_paths_of(paths: list[str], folder: str | os.PathLike[str] | None) -> l
     for path, index_path in zip(paths, index_paths, strict=True):
         if owner.setdefault(index_path, path) != path:
             raise ValueError(
-                f"{owner[index_path]} and {path} have the same name, so one folder cannot hold the indices of both. Use a separate folder for each."
+                f"{owner[index_path]} and {path} have the same name, so one folder cannot hold the indices of both. "
+                f"Use a separate folder for each."
             )
     return index_paths
 
@@ -77,7 +79,13 @@ def write_index(index_path: str, kind: str, stamp: Stamp, offsets: np.ndarray) -
         offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
     """
     data = offsets.astype("<i8").tobytes()
-    header = {"penstock index": FORMAT, "kind": kind, "records": len(offsets) - 1, **stamp._asdict(), "checksum": zlib.crc32(data)}
+    header = {
+        "penstock index": FORMAT,
+        "kind": kind,
+        "records": len(offsets) - 1,
+        **stamp._asdict(),
+        "checksum": zlib.crc32(data),
+    }
     write_own(index_path, json.dumps(header).encode(), b"\n", data)
 
 
@@ -101,7 +109,8 @@ def read_offsets(index_path: str, header: Header) -> np.ndarray:
     with opened(index_path) as file:
         if _header(index_path, file.read(LONGEST_HEADER)) != header:
             raise ValueError(
-                f"{index_path} has changed since it was first read: it was rewritten for another version of its file or for another file. {IN_USE[1]}"
+                f"{index_path} has changed since it was first read: it was rewritten for another version of its file "
+                f"or for another file. {IN_USE[1]}"
             )
         length = 8 * (header.records + 1)
         # Checked before allocating memory, because the number of records comes from the file.
@@ -122,9 +131,16 @@ def _header(index_path: str, begin: bytes) -> Header:
         said: Any = json.loads(line.decode()) if newline else None
         if said["penstock index"] != FORMAT:
             raise ValueError(
-                f"{index_path} is an index of format {said['penstock index']}, but this version of penstock reads format {FORMAT}: {REINDEX}"
+                f"{index_path} is an index of format {said['penstock index']}, but this version of penstock reads "
+                f"format {FORMAT}: {REINDEX}"
             )
-        header = Header(said["kind"], said["records"], Stamp(*(said[name] for name in Stamp._fields)), said["checksum"], len(line) + 1)
+        header = Header(
+            said["kind"],
+            said["records"],
+            Stamp(*(said[name] for name in Stamp._fields)),
+            said["checksum"],
+            len(line) + 1,
+        )
         numbers = (header.records, header.stamp.size, abs(header.stamp.mtime_ns), header.checksum)
         if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or header.records >= MOST_RECORDS:
             raise KeyError

@@ -1,4 +1,7 @@
-"""How penstock writes its own files: caches, indexes and bookmarks. Others may have put links into the folders; no link redirects a write."""
+"""How penstock writes its own files: caches, indexes and bookmarks.
+
+Others may have put links into the folders; no link redirects a write.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def open_own(path: str, flags: int) -> int:
 
 
 def write_own(path: str, *parts: Any, sync: bool = False) -> None:
-    """Write one of penstock's own files, and create its folder: completely or not at all. A link at its path is replaced.
+    """Write one of penstock's own files, and create its folder: completely or not at all.
+
+    A link at its path is replaced.
 
     Args:
         path: Path of the file.
@@ -58,6 +63,7 @@ def refusal(path: str) -> OSError:
     """The error for a path that is not a regular file of penstock's."""
     return OSError(
         errno.ELOOP,
-        "there is a link, a pipe or a device where penstock keeps one of its own files. Remove it (the folder itself may be a link)",
+        "there is a link, a pipe or a device where penstock keeps one of its own files. Remove it (the folder itself "
+        "may be a link)",
         path,
     )

@@ -28,7 +28,9 @@ def is_remote(path: str) -> bool:
 
 
 def bare(path: str) -> str:
-    """The part of a path that ends with the file's name: without fsspec's chained links (``zip://name::…``) and a URL's query (``?…``)."""
+    """The part of a path that ends with the file's name: without fsspec's chained links (``zip://name::…``) and a URL's
+    query (``?…``).
+    """
     if not is_remote(path):
         return path
     return _unasked(next(filter(is_remote, path.split("::"))))
@@ -53,14 +55,18 @@ def query(path: str, names: Collection[str] | None = None) -> str:
 
 
 def telling(paths: Iterable[str]) -> frozenset[str]:
-    """The parameters of queries that tell the files of a data set apart: those in which its URLs differ, and ``versionId``. Signatures never do."""
+    """The parameters of queries that tell the files of a data set apart: those in which its URLs differ, and
+    ``versionId``. Signatures never do.
+    """
     asked = [dict(_asked(path)) for path in paths]
     values = {name: {one.get(name) for one in asked} for name in set().union(*asked)}
     return frozenset(name for name, found in values.items() if len(found) > 1 or name == "versionId")
 
 
-_SIGNATURES: Final = {  # what these have in common beside the names that begin with a prefix; each with the name that shows that there is one
-    "signature": "awsaccesskeyid googleaccessid expires policy key-pair-id hash-algorithm",  # S3 and GCS of old, CloudFront
+# what these have in common beside the names that begin with a prefix; each with the name that shows that there is one
+_SIGNATURES: Final = {
+    # S3 and GCS of old, CloudFront
+    "signature": "awsaccesskeyid googleaccessid expires policy key-pair-id hash-algorithm",
     "sig": "sv ss srt sr st se sp sip spr si skoid sktid skt ske sks skv sdd saoid suoid scid ses",  # Azure
 }
 
@@ -70,11 +76,17 @@ def _asked(path: str) -> list[tuple[str, str]]:
     found = parse_qsl(path[len(_unasked(path)) + 1 :], keep_blank_values=True)
     there = {name.lower() for name, _ in found}
     signed = {name for sign, names in _SIGNATURES.items() if sign in there for name in (sign, *names.split())}
-    return [(name, value) for name, value in found if name.lower() not in signed and not name.lower().startswith(("x-amz-", "x-goog-"))]
+    return [
+        (name, value)
+        for name, value in found
+        if name.lower() not in signed and not name.lower().startswith(("x-amz-", "x-goog-"))
+    ]
 
 
 def _unasked(link: str) -> str:
-    """A URL without its query; in paths of other stores a question mark is a letter, or begins the version of an object on S3."""
+    """A URL without its query; in paths of other stores a question mark is a letter, or begins the version of an object
+    on S3.
+    """
     return link.partition("?" if link.startswith(("http://", "https://")) else "?versionId=")[0]
 
 
@@ -149,11 +161,13 @@ class Reach(NamedTuple):
         """The paths ``files``, with copies if the user asked for them.
 
         Raises:
-            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` was given; ``max_cache_size`` is not a size; or the folder does not support locks.
+            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` was given; ``max_cache_size`` is not a size; or
+                the folder does not support locks.
         """
         if (self.cache_dir is None) != (self.max_cache_size is None):
             raise ValueError(
-                "cache_dir and max_cache_size go together: the folder for copies, and the number of bytes that they may take, such as '200GB'. Pass both, or neither."
+                "cache_dir and max_cache_size go together: the folder for copies, and the number of bytes that they "
+                "may take, such as '200GB'. Pass both, or neither."
             )
         if self.cache_dir is None:
             return files
@@ -162,16 +176,25 @@ class Reach(NamedTuple):
         folder = os.path.expanduser(os.fspath(self.cache_dir))
         if not folder or "://" in folder:
             raise ValueError(
-                f"cache_dir={folder!r} is not a folder on a local disk, where the copies must be. Pass one, such as '/local/disk/cache'."
+                f"cache_dir={folder!r} is not a folder on a local disk, where the copies must be. Pass one, such as "
+                f"'/local/disk/cache'."
             )
         inside = os.path.join(os.path.abspath(folder), "")
-        if (wrong := next((file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None)) is not None:
+        if (
+            wrong := next(
+                (file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None
+            )
+        ) is not None:
             raise ValueError(
-                f"{wrong} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is used only for copies."
+                f"{wrong} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is "
+                f"used only for copies."
             )
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
         cache = CacheFolder(
-            folder, most, (name for file in files for name in hashes_of(address_at_source(Reached(file, options_of(file))))), ahead
+            folder,
+            most,
+            (name for file in files for name in hashes_of(address_at_source(Reached(file, options_of(file))))),
+            ahead,
         )
         return [Reached(file, options_of(file), cache) for file in files]
 
@@ -183,15 +206,18 @@ def options_of(path: str) -> Mapping[str, Any]:
 def listed(paths: Iterable[Any]) -> list[Any]:
     """Several paths, in their order."""
     if isinstance(paths, set | frozenset):
-        raise TypeError(f"{paths!r:.80} is a set, whose order differs between processes. Pass a list, such as sorted(...) of it.")
+        raise TypeError(
+            f"{paths!r:.80} is a set, whose order differs between processes. Pass a list, such as sorted(...) of it."
+        )
     return list(paths)
 
 
 def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """A list of paths from a path, a pattern, or many of either.
 
-    Braces are expanded as in a shell: ``{00000..01242}`` to numbers with the same number of digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
-    are matched against existing files, sorted. Paths with ``://`` are handled by fsspec; in an HTTP URL, what follows ``?`` is a signature, not a pattern.
+    Braces are expanded as in a shell: ``{00000..01242}`` to numbers with the same number of digits, ``{a,b}`` to
+    either. Then ``*``, ``?``, ``[…]`` and ``**`` are matched against existing files, sorted. Paths with ``://`` are
+    handled by fsspec; in an HTTP URL, what follows ``?`` is a signature, not a pattern.
 
     Args:
         paths: A path, a pattern, or a list of them.
@@ -205,7 +231,8 @@ def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> 
     for path in [paths] if isinstance(paths, str | bytes | os.PathLike) else listed(paths):
         if not isinstance(path, str | os.PathLike):
             raise TypeError(
-                f"{path!r:.80} is not a path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
+                f"{path!r:.80} is not a path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', "
+                f"or a list of them."
             )
         text = os.fspath(path)
         if "://" not in text and os.path.exists(text):
@@ -239,7 +266,10 @@ def _globbed(pattern: str) -> list[str]:
         filesystem.invalidate_cache()  # of cached listings
         address = bare(pattern)
         head = address.removesuffix(inside)  # a protocol, and possibly a host
-        paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
+        paths = [
+            head + path if head != address else filesystem.unstrip_protocol(path)
+            for path in sorted(filesystem.glob(inside))
+        ]
         found = [beside(pattern, pattern.replace(address, path, 1)) for path in paths]
     else:
         found = sorted(glob.glob(pattern, recursive=True))
@@ -275,9 +305,15 @@ def address_at_source(path: str) -> str:
     """The `address` of a file, and its host if the options name one; but no keys, which change over time."""
     options = options_of(path)
     where = {
-        name: options[name] for name in ("endpoint_url", "host", "port", "base_url", "path", "fs", "fo", "account_name") if name in options
+        name: options[name]
+        for name in ("endpoint_url", "host", "port", "base_url", "path", "fs", "fo", "account_name")
+        if name in options
     }
-    where |= {"endpoint_url": options["client_kwargs"]["endpoint_url"]} if "endpoint_url" in options.get("client_kwargs", {}) else {}
+    where |= (
+        {"endpoint_url": options["client_kwargs"]["endpoint_url"]}
+        if "endpoint_url" in options.get("client_kwargs", {})
+        else {}
+    )
     return address(path) + (f" {json.dumps(where, sort_keys=True, default=str)}" if where else "")
 
 
@@ -292,7 +328,8 @@ def extra(module: str, why: str, install: str | None = None) -> Any:
     Args:
         module: The module to import.
         why: The feature that needs it.
-        install: The package's name and how to install it; needed if it is not in the extra ``formats`` under the name of its module.
+        install: The package's name and how to install it; needed if it is not in the extra ``formats`` under the name
+            of its module.
 
     Raises:
         ImportError: It is not installed; the message starts with ``why``.

@@ -1,4 +1,6 @@
-"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP resumes where it broke off; and which errors may be temporary."""
+"""A transfer made by fsspec that reports its progress, can be aborted, and over HTTP resumes where it broke off; and
+which errors may be temporary.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,18 @@ FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Permis
 """Errors that waiting does not resolve."""
 
 NETWORK: Final = {
-    *("aiohttp.ClientError", "botocore.ConnectionError", "botocore.HTTPClientError", "botocore.IncompleteReadError", "http.HTTPException"),
+    *(
+        "aiohttp.ClientError",
+        "botocore.ConnectionError",
+        "botocore.HTTPClientError",
+        "botocore.IncompleteReadError",
+        "http.HTTPException",
+    ),
     *("httpx.TransportError", "httpx2.TransportError", "urllib3.HTTPError"),
 }
-"""The errors that the libraries under fsspec raise when a response breaks off: package and class. They are not subclasses of `OSError`, though they should be."""
+"""The errors that the libraries under fsspec raise when a response breaks off: package and class. They are not
+subclasses of `OSError`, though they should be.
+"""
 
 
 def may_be_temporary(exc: Exception) -> bool:
@@ -41,7 +51,9 @@ def may_be_temporary(exc: Exception) -> bool:
     return any(f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in NETWORK for kind in type(exc).__mro__)
 
 
-def transfer_callback(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Any:
+def transfer_callback(
+    path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+) -> Any:
     """A callback for fsspec, which calls it for each part that arrives. It raises if the transfer must end.
 
     Args:
@@ -52,13 +64,15 @@ def transfer_callback(path: str, size: int, is_over: Callable[[], bool], clock: 
     """
     due = clock() + SLOW_S
 
-    def check(reported_size: int, value: int, **_: Any) -> None:  # what the server reports now, which may be another size
+    # what the server reports now, which may be another size
+    def check(reported_size: int, value: int, **_: Any) -> None:
         nonlocal due
         if is_over():
             raise InterruptedError(f"{path} is no longer wanted")
         if value > size:
             raise OSError(
-                f"{path} returned at least {value} bytes instead of {size}: it has changed, or its server reported another size before"
+                f"{path} returned at least {value} bytes instead of {size}: it has changed, or its server reported "
+                f"another size before"
             )
         if (now := clock()) > due:
             due = now + LINE_S
@@ -68,7 +82,9 @@ def transfer_callback(path: str, size: int, is_over: Callable[[], bool], clock: 
 
 
 def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: Mapping[str, str]) -> None:
-    """Copy a file over HTTP in one request, without a limit on its total time (aiohttp's is 300 s). If the connection breaks off, the next request asks for the rest.
+    """Copy a file over HTTP in one request, without a limit on its total time (aiohttp's is 300 s).
+
+    If the connection breaks off, the next request asks for the rest.
 
     Args:
         filesystem: fsspec's, for HTTP.
@@ -78,7 +94,8 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
         version: The header that asks for one version of the file only; empty if the server cannot be asked for it.
 
     Raises:
-        Exception: The fourth error in a row after which the copy is no longer than ever before; the server's refusal; or that of ``callback``.
+        Exception: The fourth error in a row after which the copy is no longer than ever before; the server's refusal;
+            or that of ``callback``.
     """
     limits = extra("aiohttp", f"{url!r}").ClientTimeout(total=None, sock_connect=NO_PROGRESS_S, sock_read=NO_PROGRESS_S)
     asyn, pauses, furthest = extra("fsspec.asyn", f"{url!r}"), iter(_PAUSES_S), 0
@@ -88,7 +105,9 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
             headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity", **version}
             headers |= {"Range": f"bytes={begin}-"} if begin else {}
             session = await filesystem.set_session()
-            async with session.get(filesystem.encode_url(url), **{**filesystem.kwargs, "headers": headers, "timeout": limits}) as answer:
+            async with session.get(
+                filesystem.encode_url(url), **{**filesystem.kwargs, "headers": headers, "timeout": limits}
+            ) as answer:
                 if answer.status == 404:
                     raise FileNotFoundError(errno.ENOENT, "the server does not have this file", url)
                 answer.raise_for_status()
@@ -103,7 +122,8 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
                 asyn.sync(filesystem.loop, get, file.tell())
                 return
             except Exception as exc:
-                callback.call()  # if it must end, this raises: the error may be the callback's own, and then no other request helps
+                # if it must end, this raises: the error may be the callback's own, and then no other request helps
+                callback.call()
                 if file.tell() > furthest:
                     furthest, pauses = file.tell(), iter(_PAUSES_S)
                 pause = next(pauses, None)

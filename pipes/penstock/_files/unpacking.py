@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP: Final = 2**11
-"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this produces at most 64 MiB."""
+"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this produces at most 64
+MiB.
+"""
 
-NO_BYTES: Final = "{} is empty, but even compressed data without records has some bytes, so it was cut short or not written yet."
+NO_BYTES: Final = (
+    "{} is empty, but even compressed data without records has some bytes, so it was cut short or not written yet."
+)
 
 
 @final
 class Unpacked(io.RawIOBase):
-    """Decompresses all frames of a file, up to its last byte. The libraries' own streams mistake a frame that is truncated or has a damaged header for the end.
+    """Decompresses all frames of a file, up to its last byte.
+
+    The libraries' own streams mistake a frame that is truncated or has a damaged header for the end.
 
     Args:
         file: Closed together with this object.
@@ -48,7 +54,9 @@ class Unpacked(io.RawIOBase):
                 if not data and frame is None:
                     raise EOFError(NO_BYTES.format(self._path))
                 if not data and not frame.eof:
-                    raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short. Copy it again.")
+                    raise EOFError(
+                        f"{self._path} ends in the middle of its compressed data, so it was cut short. Copy it again."
+                    )
                 if not data:
                     return 0
                 if frame is None or frame.eof:
@@ -65,8 +73,9 @@ class Unpacked(io.RawIOBase):
                 why = f"is damaged, or not compressed as its name says: {exc}."
                 if "too much memory" in str(exc):
                     why = (
-                        f"was compressed with a window of more than {_longest_window():,} bytes (zstd --long or --ultra). Reading takes that much memory for each open "
-                        f"file. Set the environment variable {ZST_LONG}=31, or the number after --long, to allow it."
+                        f"was compressed with a window of more than {_longest_window():,} bytes (zstd --long or "
+                        f"--ultra). Reading takes that much memory for each open file. Set the environment variable "
+                        f"{ZST_LONG}=31, or the number after --long, to allow it."
                     )
                 raise ValueError(f"{self._path} {why}") from exc
             if frame.eof:
@@ -84,7 +93,9 @@ class Unpacked(io.RawIOBase):
 
 
 ZST_LONG: Final = "PENSTOCK_ZSTD_LONG"
-"""An environment variable, because worker processes inherit it and the command ``index`` obeys it, too: the window, as in ``zstd --long=31``."""
+"""An environment variable, because worker processes inherit it and the command ``index`` obeys it, too: the window, as
+in ``zstd --long=31``.
+"""
 
 
 def _longest_window() -> int:

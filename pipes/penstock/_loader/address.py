@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """Where a sample or a batch is in the global sequence of an epoch. It does not depend on rank, world size or workers, and with the same order not on the batch size.
+    """Where a sample or a batch is in the global sequence of an epoch.
+
+    It does not depend on rank, world size or workers, and with the same order not on the batch size.
 
     Hashable. Two are equal if epoch and position are; the indices only show that an address belongs to another loader.
 
     Attributes:
         epoch: From 0, also of an ``infinite`` loader.
-        position: Of a sample, from 0, before sharding. Of a batch, a tuple of its samples' positions. A pack has one position: its number in the epoch.
-        indices: The dataset index of the sample, or a list of those of the batch; None if they are not known. `Loader.locate` looks them up. A pack has a list of its
-            documents instead: named tuples of ``index``, and the ``start`` and ``length`` of the piece.
+        position: Of a sample, from 0, before sharding. Of a batch, a tuple of its samples' positions. A pack has one
+            position: its number in the epoch.
+        indices: The dataset index of the sample, or a list of those of the batch; None if they are not known.
+            `Loader.locate` looks them up. A pack has a list of its documents instead: named tuples of ``index``, and
+            the ``start`` and ``length`` of the piece.
     """
 
     __module__ = "penstock"
@@ -44,7 +48,9 @@ class Address:
         position = tuple(map(index, given)) if many else index(given)  # type: ignore[arg-type]
         numbers = index(self.epoch), *(position if isinstance(position, tuple) else (position,))
         if min(numbers) < 0 or max(numbers) >= 2**62:
-            raise ValueError(f"Address({self.epoch!r:.80}, {given!r:.80}): epochs and positions count from 0, and are below 2**62.")
+            raise ValueError(
+                f"Address({self.epoch!r:.80}, {given!r:.80}): epochs and positions count from 0, and are below 2**62."
+            )
         object.__setattr__(self, "epoch", index(self.epoch))
         object.__setattr__(self, "position", position)
 
@@ -63,7 +69,9 @@ class Address:
             epoch, position = found
             return cls(epoch, position if isinstance(position, int) else tuple(of_runs(position)))
         except (TypeError, ValueError):
-            raise StateError(f"{found!r:.80} is not the JSON of an Address. Save what address.json() returns.") from None
+            raise StateError(
+                f"{found!r:.80} is not the JSON of an Address. Save what address.json() returns."
+            ) from None
 
     @classmethod
     def of(cls, item: Indices, *, with_indices: bool) -> Self:

@@ -1,6 +1,7 @@
 """Builds the standard graph from `DataLoader`'s arguments, in three steps: dataset -> source -> graph -> loader.
 
-`print(loader.graph)` shows the three: the loader on the first line, then the graph from its last node on, and the source at its end.
+`print(loader.graph)` shows the three: the loader on the first line, then the graph from its last node on, and the
+source at its end.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
 
 
 class FromDataset(DataLoaderWords):
-    """Gives `Loader` its `from_dataset`. A separate class, so that the signature stands next to the code that uses it."""
+    """Gives `Loader` its `from_dataset`.
+
+    A separate class, so that the signature stands next to the code that uses it.
+    """
 
     @classmethod
     def from_dataset(
@@ -102,78 +106,95 @@ class FromDataset(DataLoaderWords):
     ) -> Loader[Batch]:
         """Build a `Loader` over ``dataset``.
 
-        The arguments up to ``in_order`` are those of ``torch.utils.data.DataLoader``, in the same order and with the same meanings, so
-        ``DataLoader = Loader.from_dataset`` is the only change that a script needs. The loader exposes ``dataset``, ``batch_size``,
-        ``num_workers``, ``collate_fn``, ``pin_memory`` and ``drop_last`` as read-only attributes.
+        The arguments up to ``in_order`` are those of ``torch.utils.data.DataLoader``, in the same order and with the
+        same meanings, so ``DataLoader = Loader.from_dataset`` is the only change that a script needs. The loader
+        exposes ``dataset``, ``batch_size``, ``num_workers``, ``collate_fn``, ``pin_memory`` and ``drop_last`` as
+        read-only attributes.
 
         DataLoader arguments:
-            dataset: A map-style dataset, an ``IterableDataset``, or a finite torchdata node. Without ``lanes``, the last two are
-                read in this process, and need ``split`` on several ranks.
+            dataset: A map-style dataset, an ``IterableDataset``, or a finite torchdata node. Without ``lanes``, the
+                last two are read in this process, and need ``split`` on several ranks.
             batch_size: Samples per batch on this rank; None disables batching. A `Ramp` changes it during training.
             shuffle: Reshuffle every epoch. The order is a pure function of (``seed``, epoch).
-            sampler: Yields indices. From a ``DistributedSampler`` the loader takes seed, shuffle and drop_last, and shards by itself.
+            sampler: Yields indices. From a ``DistributedSampler`` the loader takes seed, shuffle and drop_last, and
+                shards by itself.
             batch_sampler: Yields lists of indices; ranks get whole batches. Excludes ``batch_size`` and ``drop_last``.
-            num_workers: Worker threads or processes. 0 loads in the calling thread; ``"auto"`` adjusts the number as training runs.
-            collate_fn: Merges samples into a batch; default: ``default_collate``. Runs in the workers, but in this process for a stream
-                with two or more worker processes.
+            num_workers: Worker threads or processes. 0 loads in the calling thread; ``"auto"`` adjusts the number as
+                training runs.
+            collate_fn: Merges samples into a batch; default: ``default_collate``. Runs in the workers, but in this
+                process for a stream with two or more worker processes.
             pin_memory: Copy batches to pinned memory if there is an accelerator.
             drop_last: Drop the last batch of an epoch if it is not full.
             timeout: Seconds to wait for a batch; 0 waits forever.
             worker_init_fn: Called with the worker's number as each worker process starts.
             multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
             generator: Its initial seed becomes ``seed``; nothing is drawn from it.
-            prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64 KiB.
+            prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64
+                KiB.
             persistent_workers: Ignored: workers live as long as the loader. False logs a note once.
             pin_memory_device: Ignored: memory is pinned for the present accelerator. Logs a note once.
-            in_order: False delivers batches as they finish; each rank must then save its own state. See `ParallelMapper`.
+            in_order: False delivers batches as they finish; each rank must then save its own state. See
+                `ParallelMapper`.
 
         Order:
-            order: An `Order`, instead of ``shuffle`` or ``sampler``. Default: the dataset's ``order(*, shuffle, seed)`` if it has one, as
-                `Mix` does.
-            skip: Ranges of samples that are never loaded, and count as passed: pairs of the first one and the one after the last, counted from the start of training over all
-                ranks. For data with an order.
-            groups: `Packs` packs samples to a fixed length; `Buckets` makes batches of similar lengths. Excludes ``sampler`` and
-                ``batch_sampler``; `Buckets` also excludes ``batch_size`` and ``drop_last``.
-            grow: A state that was saved when the dataset was shorter loads. The epoch that had begun ends with the samples of then, and the next one has all: so what is added must come
-                behind what there is. For a map-style dataset; `Shards`, `Stream` and formats have the argument themselves.
-            seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of ``torch.manual_seed``.
+            order: An `Order`, instead of ``shuffle`` or ``sampler``. Default: the dataset's ``order(*, shuffle, seed)``
+                if it has one, as `Mix` does.
+            skip: Ranges of samples that are never loaded, and count as passed: pairs of the first one and the one after
+                the last, counted from the start of training over all ranks. For data with an order.
+            groups: `Packs` packs samples to a fixed length; `Buckets` makes batches of similar lengths. Excludes
+                ``sampler`` and ``batch_sampler``; `Buckets` also excludes ``batch_size`` and ``drop_last``.
+            grow: A state that was saved when the dataset was shorter loads. The epoch that had begun ends with the
+                samples of then, and the next one has all: so what is added must come behind what there is. For a
+                map-style dataset; `Shards`, `Stream` and formats have the argument themselves.
+            seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of
+                ``torch.manual_seed``.
             plan_ahead: Read a copy of the sampler for the next epoch during this one; see `SamplerWrapper`.
             infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
 
         Ranks:
-            rank: This process's rank, from 0. Default: from ``mesh`` or ``torch.distributed``, at the first batch; see `Sharder`.
+            rank: This process's rank, from 0. Default: from ``mesh`` or ``torch.distributed``, at the first batch; see
+                `Sharder`.
             world_size: Number of ranks; pass it together with ``rank``.
-            mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same items.
-            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``; see `Sharder`. With a sampler or
-                batch sampler that yields the indices of this rank: ``"own"``.
-                Streams need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream splits
-                itself); see `IterableSource`.
-            lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches that so many workers of a ``DataLoader`` would make,
-                read by ``num_workers`` processes, and resumed with any number of them. On one rank; for several, and for a stream without epochs, see `Stream`.
-            bookmarks: With ``lanes``, a folder that keeps states of the dataset from run to run, so that a resume need not read the epoch again up to its position. A state that
-                does not lead to the items that came is not used.
-            tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
-                `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or a `Stream`. No effect with ``split="own"``.
-            balance: The cost of each sample, by index: an array of shape ``(n,)``. Or, with `Packs`, a function of an array of lengths, such as
-                ``lambda lengths: lengths**2``, that is summed over the sequences of a pack. Every global batch (one batch of each rank) then keeps its
-                samples, but the ranks get those that cost about as much: each as many as without. At most 64 ranks exchange samples; costs must be
-                equal on all ranks (`check_ranks` compares them), and may change between save and load.
+            mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same
+                items.
+            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``;
+                see `Sharder`. With a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams
+                need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream
+                splits itself); see `IterableSource`.
+            lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches
+                that so many workers of a ``DataLoader`` would make, read by ``num_workers`` processes, and resumed with
+                any number of them. On one rank; for several, and for a stream without epochs, see `Stream`.
+            bookmarks: With ``lanes``, a folder that keeps states of the dataset from run to run, so that a resume need
+                not read the epoch again up to its position. A state that does not lead to the items that came is not
+                used.
+            tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets
+                ranks differ; see `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or a `Stream`. No effect
+                with ``split="own"``.
+            balance: The cost of each sample, by index: an array of shape ``(n,)``. Or, with `Packs`, a function of an
+                array of lengths, such as ``lambda lengths: lengths**2``, that is summed over the sequences of a pack.
+                Every global batch (one batch of each rank) then keeps its samples, but the ranks get those that cost
+                about as much: each as many as without. At most 64 ranks exchange samples; costs must be equal on all
+                ranks (`check_ranks` compares them), and may change between save and load.
 
         Workers:
             method: ``"process"``, ``"thread"``, or ``"ray"`` (actors of a Ray cluster, on other machines).
-            transform: Applied to each sample in a worker, before collating or packing. Draw random numbers from ``penstock.sample().rng``.
+            transform: Applied to each sample in a worker, before collating or packing. Draw random numbers from
+                ``penstock.sample().rng``.
             device: Copy batches to this device ahead of time, on a separate stream; see `ToDevice`.
-            seed_global_rngs: Seed ``random``, NumPy, torch, and generators that the dataset holds for each sample, so that augmentation is reproducible; with threads, warn
-                about code that draws from them. See `ParallelMapper`.
+            seed_global_rngs: Seed ``random``, NumPy, torch, and generators that the dataset holds for each sample, so
+                that augmentation is reproducible; with threads, warn about code that draws from them. See
+                `ParallelMapper`.
             prefetch_next_epoch: Load the next epoch's first batches before the loop asks for them.
-            ray_options: Needs of each Ray worker, as for an actor's ``.options()``: ``num_cpus``, ``resources``, ``runtime_env``, …
+            ray_options: Needs of each Ray worker, as for an actor's ``.options()``: ``num_cpus``, ``resources``,
+                ``runtime_env``, …
 
         Errors:
-            on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a
-                substitute or `SKIP`; see `ParallelMapper`.
-            max_errors: Failures allowed under ``on_error``: an ``int`` in total, or a ``float`` as a share of any 1000 samples.
-            max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default: 8, or twice the number of workers if
-                that is more.
+            on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function
+                ``(exception, index, epoch, position)`` that returns a substitute or `SKIP`; see `ParallelMapper`.
+            max_errors: Failures allowed under ``on_error``: an ``int`` in total, or a ``float`` as a share of any 1000
+                samples.
+            max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default: 8, or twice the
+                number of workers if that is more.
 
         Raises:
             ValueError: Arguments exclude each other or are invalid.
@@ -181,15 +202,23 @@ class FromDataset(DataLoaderWords):
             GraphError: ``sampler`` shards by itself, and ``split`` is not ``"own"``.
         """
         if not persistent_workers:
-            say_once("persistent_workers=False has no effect: workers live as long as the loader. Call loader.close() to end them.")
+            say_once(
+                "persistent_workers=False has no effect: workers live as long as the loader. Call loader.close() to "
+                "end them."
+            )
         if pin_memory_device:
-            say_once(f"pin_memory_device={pin_memory_device!r} has no effect: memory is pinned for the present accelerator.")
+            say_once(
+                f"pin_memory_device={pin_memory_device!r} has no effect: memory is pinned for the present accelerator."
+            )
         facts = DatasetFacts(dataset, "forward") if isinstance(dataset, BaseNode) else DatasetFacts(dataset)
         if facts.in_memory and num_workers:
             raise ValueError(
-                f"num_workers={num_workers!r}: a {facts.name} dataset is in memory and needs no workers. Leave num_workers out."
+                f"num_workers={num_workers!r}: a {facts.name} dataset is in memory and needs no workers. Leave "
+                f"num_workers out."
             )
-        costs = None if balance is None else Costs(balance, None if is_buckets(groups) else cast("Packs | None", groups))
+        costs = (
+            None if balance is None else Costs(balance, None if is_buckets(groups) else cast("Packs | None", groups))
+        )
         its_seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
         asked = Asked(bool(shuffle), sampler, batch_sampler, order, groups, its_seed, plan_ahead, infinite, skip, grow)
         shares = Shares(batch_size, drop_last, rank, world_size, mesh, split, tail, costs)
@@ -267,14 +296,17 @@ class FromDataset(DataLoaderWords):
         return cast("Loader[Batch]", loader)
 
 
-FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]  # Python uses this name in the error for an unknown argument
+# Python uses this name in the error for an unknown argument
+FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]
 
 
 # From the dataset to the source.
 
 
 def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rngs: bool) -> tuple[Node[Any], Shares]:
-    """Where indices come from, or the items of a stream; and how they are dealt, because samplers and groups have a say in it."""
+    """Where indices come from, or the items of a stream; and how they are dealt, because samplers and groups have a say
+    in it.
+    """
     if facts.read == "forward":
         return _stream(facts, asked.seed, shares.split, seed_global_rngs), shares
     if asked.given is not None:
@@ -295,7 +327,8 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
     if isinstance(order, ContinuingOrder):
         what, remedy = ("groups", ", and pack with the penstock.Pack step") if shares.costs is None else ("balance", "")
         raise ValueError(
-            f"{what} needs the {'cost' if shares.costs else 'length'} of each sample, but {facts.name} is an endless stream. Leave {what} out{remedy}."
+            f"{what} needs the {'cost' if shares.costs else 'length'} of each sample, but {facts.name} is an endless "
+            f"stream. Leave {what} out{remedy}."
         )
     facts.read_by_all()
     if asked.groups is None:
@@ -317,7 +350,9 @@ def _stream(facts: DatasetFacts, seed: int, split: Any, seed_global_rngs: bool) 
         return IterableSource(facts, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
     said = index_of(facts.dataset).facts.sharded_by
     if split not in (None, said):
-        raise ValueError(f"split={split!r} conflicts with split={said!r} of the {facts.name}. Set split on that node only.")
+        raise ValueError(
+            f"split={split!r} conflicts with split={said!r} of the {facts.name}. Set split on that node only."
+        )
     return facts.dataset
 
 
@@ -337,7 +372,9 @@ def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
 
     batches = asked.sampler is None
     own: Literal["own", "items"] = "own" if shares.split == "own" else "items"
-    wrapper = SamplerWrapper(asked.given, asked.seed, plan_ahead=asked.plan_ahead, batches=batches, split=own, infinite=asked.infinite)
+    wrapper = SamplerWrapper(
+        asked.given, asked.seed, plan_ahead=asked.plan_ahead, batches=batches, split=own, infinite=asked.infinite
+    )
     return wrapper, shares._replace(batch_size=None) if batches else shares
 
 
@@ -347,7 +384,9 @@ def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
 def _dealt(source: Node[Any], shares: Shares) -> Node[Any]:
     tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else "pad")
     split: Literal["items", "within"] = "within" if shares.split == "within" else "items"
-    node = Sharder(Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs)
+    node = Sharder(
+        Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs
+    )
     return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
 
 

@@ -1,4 +1,7 @@
-"""check_ranks: verify that all ranks load parts of the same sequence. The only code in which ranks wait for each other, and only on request."""
+"""check_ranks: verify that all ranks load parts of the same sequence.
+
+The only code in which ranks wait for each other, and only on request.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,27 @@ _PLAN: Final = "the checksum of the sampler's indices"
 def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
     """Compare this loader across ranks: settings, lengths, the state, and whether each share is loaded by some rank.
 
-    A collective: every rank of ``group`` must call it. Call it once before training, and after loading a state. It costs one
-    ``all_gather_object`` of under 2 KB per rank, loads no sample, and does not move the loader. If one rank raises, all do, with the same
-    message.
+    A collective: every rank of ``group`` must call it. Call it once before training, and after loading a state. It
+    costs one ``all_gather_object`` of under 2 KB per rank, loads no sample, and does not move the loader. If one rank
+    raises, all do, with the same message.
 
-    A sampler is compared by a checksum of its indices in the next epoch (inside an epoch: in this one). Samples and the items of an iterable
-    are not compared, and neither is a sampler that can be neither pickled nor copied, because reading it early would change it.
+    A sampler is compared by a checksum of its indices in the next epoch (inside an epoch: in this one). Samples and the
+    items of an iterable are not compared, and neither is a sampler that can be neither pickled nor copied, because
+    reading it early would change it.
 
     Args:
         loader: The loader on this rank; need not be started.
         group: The ranks to compare; default: all. With a subset, shares that no rank loads are not detected.
 
     Raises:
-        StateMismatch: The ranks do not load the same sequence; the message names each difference, with the ranks of each value.
+        StateMismatch: The ranks do not load the same sequence; the message names each difference, with the ranks of
+            each value.
         GraphError: There is no process group.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise GraphError("check_ranks needs a process group, and there is none. Call torch.distributed.init_process_group first.")
+        raise GraphError(
+            "check_ranks needs a process group, and there is none. Call torch.distributed.init_process_group first."
+        )
     cause: Exception | None = None
     try:
         mine = _fingerprint(loader)
@@ -60,7 +67,11 @@ def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
             "the ranks do not load parts of one sequence: "
             + "; ".join(faults)
             + ". Build the loader from the same data and settings on every rank."
-            + (f" {dealt_twice(loader._reader.positions.first)}" if any(fault.startswith(_PLAN) for fault in faults) else "")
+            + (
+                f" {dealt_twice(loader._reader.positions.first)}"
+                if any(fault.startswith(_PLAN) for fault in faults)
+                else ""
+            )
             + f" What {own} keeps in its state must be the same on every rank, too." * bool(own)
         ) from cause
 
@@ -72,7 +83,8 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     saved = json.loads(loader.state_dict()["penstock"])
     rank, world_size = ranks_of(loader.root)
     first, facts = loader._reader.positions.first, loader._reader.positions.facts
-    # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
+    # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can
+    # be compared.
     state = {"epoch": loader.epoch} if first.state_is_per_rank() else saved["state"]
     lengths: dict[str, Any] = {"world_size": world_size}
     if facts.sharded_by != "own":  # the ranks' own shares may differ
@@ -99,7 +111,10 @@ def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | Non
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each value in nested dicts and lists, by its path. Values are complete: they might differ only where a message cuts them off."""
+    """Each value in nested dicts and lists, by its path.
+
+    Values are complete: they might differ only where a message cuts them off.
+    """
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}" if name else key, inner)
@@ -123,7 +138,9 @@ def _differing(said: dict[int, dict[str, Any]]) -> list[str]:
             if name != _PLAN or name in one["what"]:  # one rank may not know it yet, while another has read it already
                 holders.setdefault(one["what"].get(name, "missing"), []).append(rank)
         if len(holders) > 1:
-            faults.append(f"{name} is " + " and ".join(f"{value:.200} on {_named(ranks)}" for value, ranks in holders.items()))
+            faults.append(
+                f"{name} is " + " and ".join(f"{value:.200} on {_named(ranks)}" for value, ranks in holders.items())
+            )
     return faults
 
 
@@ -134,7 +151,11 @@ def _unloaded(said: dict[int, dict[str, Any]]) -> list[str]:
     world_size = next(iter(said.values()))["world_size"]
     lacking = [share for share in range(world_size) if share not in shares]
     loaded = ", ".join(f"{share} by {_named(ranks)}" for share, ranks in sorted(shares.items())[:4])
-    return [f"no rank loads share {', '.join(map(str, lacking[:8]))} of {world_size}; loaded are {loaded}"] if lacking else []
+    return (
+        [f"no rank loads share {', '.join(map(str, lacking[:8]))} of {world_size}; loaded are {loaded}"]
+        if lacking
+        else []
+    )
 
 
 def _named(ranks: list[int]) -> str:

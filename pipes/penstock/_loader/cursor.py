@@ -1,12 +1,14 @@
 """EpochCursor: a loader's position, and where its next iterator starts. Pure: no threads, no access to the graph.
 
-Its methods record events: a batch was delivered, a marker was read, a state was loaded, an epoch was requested. At the first ``next`` of
-an iterator, `EpochCursor.start` returns what the graph must do before the first batch: stay, pass one marker, or jump to a state. Nothing
-moves before that, because trainers call ``iter``, ``load_state_dict`` and ``set_epoch`` in every possible order.
+Its methods record events: a batch was delivered, a marker was read, a state was loaded, an epoch was requested. At the
+first ``next`` of an iterator, `EpochCursor.start` returns what the graph must do before the first batch: stay, pass one
+marker, or jump to a state. Nothing moves before that, because trainers call ``iter``, ``load_state_dict`` and
+``set_epoch`` in every possible order.
 
-The end of an epoch is *seen* once its marker is consumed: by the ``StopIteration`` of the loop, by `EpochCursor.end_epoch`, or because the
-next epoch began. From then on the state is the start of the next epoch. A state taken on the last batch of an epoch has not seen the end:
-when loaded, it first yields the empty remainder of that epoch, so that the code after the loop (a scheduler step, validation) runs.
+The end of an epoch is *seen* once its marker is consumed: by the ``StopIteration`` of the loop, by
+`EpochCursor.end_epoch`, or because the next epoch began. From then on the state is the start of the next epoch. A state
+taken on the last batch of an epoch has not seen the end: when loaded, it first yields the empty remainder of that
+epoch, so that the code after the loop (a scheduler step, validation) runs.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class PassMarker(NamedTuple):
 
 @final
 class Jump(NamedTuple):
-    """The graph must be reset to ``state``. With ``over_marker``, a marker that comes first is passed without ending an epoch."""
+    """The graph must be reset to ``state``.
+
+    With ``over_marker``, a marker that comes first is passed without ending an epoch.
+    """
 
     state: State
     over_marker: bool = False
@@ -80,8 +85,8 @@ class EpochCursor:
     Args:
         epochs: Facts about the graph.
         infinite: Pass markers without ending an epoch.
-        restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder (False). None: with the
-            next epoch if the end was seen.
+        restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder
+            (False). None: with the next epoch if the end was seen.
 
     Attributes:
         epochs: Facts about the graph.
@@ -92,7 +97,8 @@ class EpochCursor:
         pending: The state was loaded, and no batch was delivered yet.
         over_marker: The next marker does not end an epoch.
         begun: The state is not at the start of its epoch.
-        answered: The user's calls of ``set_epoch`` that were answered; see `ToldEpochs`. Here, so that an interrupted ``next`` answers none.
+        answered: The user's calls of ``set_epoch`` that were answered; see `ToldEpochs`. Here, so that an interrupted
+            ``next`` answers none.
     """
 
     def __init__(self, epochs: Epochs, *, infinite: bool, restart: bool | None) -> None:
@@ -103,7 +109,8 @@ class EpochCursor:
         self.answered: tuple[int, ...] = ()
         self._stand(epochs.start_of(0), GraphPosition.AWAY)
         self.request(None)
-        self._sized: bool | None = None  # determined before anything is read, because the graph may know more once a plan is in memory
+        # determined before anything is read, because the graph may know more once a plan is in memory
+        self._sized: bool | None = None
         self._offset = 0  # added to the epoch numbers of a trainer that counts differently; only without a length
 
     # Where it stands.
@@ -150,7 +157,10 @@ class EpochCursor:
         self.begun = True
 
     def raised(self, state: State) -> None:
-        """Reading an item raised; ``state`` is the graph's. If the run has delivered nothing, the next run begins at the same place."""
+        """Reading an item raised; ``state`` is the graph's.
+
+        If the run has delivered nothing, the next run begins at the same place.
+        """
         if epoch_of(state) == epoch_of(self.state):
             self.state = state
         if self.fresh:
@@ -173,7 +183,11 @@ class EpochCursor:
         at_end = before is GraphPosition.HERE and self._complete
         self._stand(
             self._start(epoch_of(self.state) + 1),
-            GraphPosition.HERE if before is GraphPosition.BEHIND_MARKER else GraphPosition.BEFORE_MARKER if at_end else GraphPosition.AWAY,
+            GraphPosition.HERE
+            if before is GraphPosition.BEHIND_MARKER
+            else GraphPosition.BEFORE_MARKER
+            if at_end
+            else GraphPosition.AWAY,
         )
         return True
 
@@ -214,8 +228,14 @@ class EpochCursor:
         self._look()
         requested = self._requested
         if self.pending:
-            if self._by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
-                # Only another read would show whether a stream is at its end. A trainer that requests the next epoch has counted the batches.
+            if (
+                self._by_sampler
+                and not self._sized
+                and requested is not None
+                and requested - epoch_of(self.state) in (0, 1)
+            ):
+                # Only another read would show whether a stream is at its end. A trainer that requests the next epoch
+                # has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self._start(requested))
             return self._from_loaded(None if self._by_sampler and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
@@ -249,8 +269,8 @@ class EpochCursor:
             return Jump(self.state, over_marker=True)
         self._requested = None
         raise StateError(
-            f"set_epoch({requested}) was called, but the loaded state is in epoch {epoch_of(self.here)}. Start your loop at loader.epoch, "
-            f"or do not load the state."
+            f"set_epoch({requested}) was called, but the loaded state is in epoch {epoch_of(self.here)}. Start your "
+            f"loop at loader.epoch, or do not load the state."
         )
 
     def _from_stream(self, requested: int | None) -> Move:

@@ -1,8 +1,9 @@
 """EpochIterator, one ``for`` loop over a `Loader`, and Runs, which decides which of a loader's iterators may read.
 
-An exception may leave ``next`` at any line (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and
-continue. A ``next`` that raises has returned nothing, so it must leave no trace. So each ``next`` first saves the current state
-(`Runs.unfinished`). If it is interrupted, the next call restores that state, and resets the graph (`Runs.roll_back`).
+An exception may leave ``next`` at any line (Ctrl-C, a signal handler that raises, the user's own code), and the user's
+loop may catch it and continue. A ``next`` that raises has returned nothing, so it must leave no trace. So each ``next``
+first saves the current state (`Runs.unfinished`). If it is interrupted, the next call restores that state, and resets
+the graph (`Runs.roll_back`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Runs:
-    """The runs of a loader. An iterator begins a run with its first ``next``, and reads until another run begins or a state is loaded.
+    """The runs of a loader.
+
+    An iterator begins a run with its first ``next``, and reads until another run begins or a state is loaded.
 
     Args:
         reader: Reads the loader's graph.
@@ -32,8 +35,8 @@ class Runs:
         number: Number of the current run; iterators of earlier runs have ended.
         given_up: The run that began because `Loader.end_epoch` skipped the rest of the previous one.
         turn: Lets one thread at a time read.
-        unfinished: The state before the ``next`` that is running or was interrupted: the iterator, its run, and what the cursor and the
-            commit ledger returned from ``saved``. None between two calls.
+        unfinished: The state before the ``next`` that is running or was interrupted: the iterator, its run, and what
+            the cursor and the commit ledger returned from ``saved``. None between two calls.
     """
 
     def __init__(self, reader: GraphReader[Any]) -> None:
@@ -53,7 +56,8 @@ class Runs:
         """The position after the last batch that ``next`` returned, or that was committed."""
         state = self._reader.commits.state_of(self._reader.cursor.state)
         unfinished = self.unfinished  # read once, and last: another thread may be in the middle of a `next`
-        if unfinished is not None:  # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
+        # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
+        if unfinished is not None:
             _, _, cursor, commits = unfinished
             state = cursor["state"] if commits is None else commits[0]
         return state
@@ -61,8 +65,8 @@ class Runs:
     def roll_back(self) -> None:
         """Undo a ``next`` that Ctrl-C interrupted. It returned nothing, so it must have no effect.
 
-        The graph is reset when the next item is requested, and the items it had taken are loaded again. If this method is itself
-        interrupted, the next use of the loader repeats it from the beginning.
+        The graph is reset when the next item is requested, and the items it had taken are loaded again. If this method
+        is itself interrupted, the next use of the loader repeats it from the beginning.
         """
         if self.unfinished is None:
             return
@@ -76,7 +80,10 @@ class Runs:
 
 
 class EpochIterator(Generic[T]):
-    """One pass over an epoch of a `Loader`. Its first ``next`` begins a run of the loader, and the iterator ends with that run."""
+    """One pass over an epoch of a `Loader`.
+
+    Its first ``next`` begins a run of the loader, and the iterator ends with that run.
+    """
 
     __slots__ = ("_ended", "_loader", "_run")
 
@@ -89,9 +96,9 @@ class EpochIterator(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        # Three nested `try`s, from the inside out. The first reports the end of an epoch to the clock. The second handles an Exception: the
-        # loader stays where the graph is, ready for the next call. The third handles Ctrl-C, SystemExit, and whatever a signal handler
-        # raises: it rolls back, as if this call had never been made.
+        # Three nested `try`s, from the inside out. The first reports the end of an epoch to the clock. The second
+        # handles an Exception: the loader stays where the graph is, ready for the next call. The third handles Ctrl-C,
+        # SystemExit, and whatever a signal handler raises: it rolls back, as if this call had never been made.
         loader = self._loader
         runs, reader, clock = loader._runs, loader._reader, loader._clock
         inside = False  # a second thread is refused, and must not touch what the first one is doing
@@ -105,8 +112,14 @@ class EpochIterator(Generic[T]):
                     if runs.unfinished is not None:
                         runs.roll_back()
                     forget_interrupted()
-                    noted = self, self._run, reader.cursor.saved(), None if reader.commits.committed is None else reader.commits.saved()
-                    runs.unfinished = noted  # assigned complete, because a signal handler may ask for the state at any line
+                    noted = (
+                        self,
+                        self._run,
+                        reader.cursor.saved(),
+                        None if reader.commits.committed is None else reader.commits.saved(),
+                    )
+                    # assigned complete, because a signal handler may ask for the state at any line
+                    runs.unfinished = noted
                     asked = now()
                     if self._run != runs.number or self._ended:
                         self._begin(loader)
@@ -117,11 +130,13 @@ class EpochIterator(Generic[T]):
                         clock.end(loader, asked, exc)
                         raise
                     at, moment = clock.at, now()
-                    if at < clock.until and moment < clock.report_ns and not traced:  # `got`, inlined: the call would cost a tiny batch 2 %
+                    # `got`, inlined: the call would cost a tiny batch 2 %
+                    if at < clock.until and moment < clock.report_ns and not traced:
                         clock.moments[at + 1], clock.moments[at + 2], clock.at = asked, moment, at + 2
                     else:
                         clock.got(loader, asked, moment)
-                # After the `with`, and as the last step: an interrupt before this line returns no item, so it is rolled back.
+                # After the `with`, and as the last step: an interrupt before this line returns no item, so it is rolled
+                # back.
                 runs.unfinished = None
                 return item
             except Exception as exc:
@@ -156,5 +171,6 @@ class EpochIterator(Generic[T]):
         else:
             loader._reader.check_open()
             raise RuntimeError(
-                "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one."
+                "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. "
+                "Iterate over the newer one."
             )

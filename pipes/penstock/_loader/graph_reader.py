@@ -1,7 +1,7 @@
 """GraphReader: moves a graph to the cursor's position, reads it item by item, and reports each item to the cursor.
 
-An exception may leave it at any line. The state then does not count an item that was never returned. If the position of the graph is
-unknown, `EpochCursor.lost` records that, and the next read begins with a reset.
+An exception may leave it at any line. The state then does not count an item that was never returned. If the position of
+the graph is unknown, `EpochCursor.lost` records that, and the next read begins with a reset.
 """
 
 from __future__ import annotations
@@ -38,17 +38,24 @@ T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
 _EMPTY = (
-    "epoch %d has no batch on this rank, so the loop over it ended at once. If you did not expect that, check whether the dataset or its sampler is "
-    "empty, whether drop_last=True or tail='drop' leaves nothing, and whether this is an iterable that can be read only once."
+    "epoch %d has no batch on this rank, so the loop over it ended at once. If you did not expect that, check whether "
+    "the dataset or its sampler is empty, whether drop_last=True or tail='drop' leaves nothing, and whether this is an "
+    "iterable that can be read only once."
 )
 
 _readers: dict[int, object] = {}
-"""The reader of each graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
+"""The reader of each graph, by the id of the graph's first node. Two loaders over branches of one graph would take each
+other's items.
+"""
 
 _HINTS = {
-    "EndOfEpoch": "EndOfEpoch ends an epoch. A node's own next must pass it on: if isinstance(item, EndOfEpoch): return item",
-    "Indices": "Upstream of the ParallelMapper a node's own next gets Indices: its values are in .values. Or override transform, which gets the plain index; to leave "
-    "samples out, use penstock.filtered.",
+    "EndOfEpoch": (
+        "EndOfEpoch ends an epoch. A node's own next must pass it on: if isinstance(item, EndOfEpoch): return item"
+    ),
+    "Indices": (
+        "Upstream of the ParallelMapper a node's own next gets Indices: its values are in .values. Or override "
+        "transform, which gets the plain index; to leave samples out, use penstock.filtered."
+    ),
 }
 """What to write, for an error in a user's node that names one of these types."""
 
@@ -74,7 +81,9 @@ class GraphReader(Generic[T]):
         notes: Compares this loader with those of other ranks; None if there is nothing to compare.
     """
 
-    def __init__(self, root: Node[T], positions: Positions, clock: LoopClock, *, infinite: bool, restart: bool | None) -> None:
+    def __init__(
+        self, root: Node[T], positions: Positions, clock: LoopClock, *, infinite: bool, restart: bool | None
+    ) -> None:
         self.root = root
         self.positions = positions
         self.cursor = EpochCursor(positions, infinite=infinite, restart=restart)
@@ -84,7 +93,8 @@ class GraphReader(Generic[T]):
         self._clock = clock
         self._infinite = infinite
         self._origin = origin(root)
-        self._me = object()  # identifies this reader; `_readers` lives longer, and must not keep the reader itself alive
+        # identifies this reader; `_readers` lives longer, and must not keep the reader itself alive
+        self._me = object()
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
         self.cursor.answered = self._told.first
@@ -99,15 +109,22 @@ class GraphReader(Generic[T]):
             raise ClosedError("this loader was closed; build a new one.")
         if self.owner is not None and os.getpid() != self.owner:
             raise ClosedError(
-                f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new loader here."
+                f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new "
+                f"loader here."
             )
 
     def start(self) -> None:
         """Move to where a new iterator starts."""
         self.owner = os.getpid()
         cursor, failure = self.cursor, self.positions.failure()
-        # A ClosedError is not a failure of the source: it comes from an interrupted jump, which stops a reader in the source.
-        if failure is not None and is_own_error(failure) and not isinstance(failure, ClosedError) and not cursor.is_told:
+        # A ClosedError is not a failure of the source: it comes from an interrupted jump, which stops a reader in the
+        # source.
+        if (
+            failure is not None
+            and is_own_error(failure)
+            and not isinstance(failure, ClosedError)
+            and not cursor.is_told
+        ):
             raise SourceError.after(failure)
         if self.notes is not None:
             self.notes.start()
@@ -179,8 +196,8 @@ class GraphReader(Generic[T]):
                 state = root.get_state()
                 if epoch_of(state) != epoch:
                     raise GraphError(
-                        f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
-                        f"A custom node must pass markers on, as penstock.nodes.Node does."
+                        f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream "
+                        f"of the Cycler lost it. A custom node must pass markers on, as penstock.nodes.Node does."
                     )
                 if self.notes is not None:
                     self.notes.delivered(cursor.state if cursor.fresh else None)
@@ -192,11 +209,15 @@ class GraphReader(Generic[T]):
                     self.commits.delivered(state)
                 return item.plain() if type(item) is Indices else item  # type: ignore[attr-defined]
             if item.epoch != epoch:
-                raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before it.")
+                raise GraphError(
+                    f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before "
+                    f"it."
+                )
             skips = self.positions.first.skips
             if self._infinite and cursor.fresh and not cursor.over_marker and not (skips and skips.ranges):
                 raise ValueError(
-                    f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding one. Use a larger dataset, or tail='pad'."
+                    f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding "
+                    f"one. Use a larger dataset, or tail='pad'."
                 )
             if cursor.fresh and not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
@@ -227,12 +248,17 @@ class GraphReader(Generic[T]):
             begins[address.epoch] += many
             own = items[address.epoch][begin : begin + many]
             item: Any = (
-                own[0] if isinstance(address.position, int) else pack(own) if many else Indices(address.epoch, address.positions, [])
+                own[0]
+                if isinstance(address.position, int)
+                else pack(own)
+                if many
+                else Indices(address.epoch, address.positions, [])
             )
             here = None if address.indices is None else Address.of(item, with_indices=True).indices
             if here is not None and here != address.indices and as_lists(here) != as_lists(address.indices):
                 raise StateMismatch(
-                    f"{address} has other indices than this loader at that position, {here!r:.80}: it is of another loader, or the dataset, its sampler or the seed has changed."
+                    f"{address} has other indices than this loader at that position, {here!r:.80}: it is of another "
+                    f"loader, or the dataset, its sampler or the seed has changed."
                 )
             found.append(item)
         return found
@@ -269,7 +295,9 @@ class GraphReader(Generic[T]):
             yield
 
     def lost_if_moved(self) -> None:
-        """After an exception, check the position: a signal handler may have raised after the graph returned an item, before the cursor knew."""
+        """After an exception, check the position: a signal handler may have raised after the graph returned an item,
+        before the cursor knew.
+        """
         with contextlib.suppress(Exception):
             if self.cursor.stands is GraphPosition.HERE and self.root.get_state() != self.cursor.state:
                 self.cursor.lost()
@@ -291,12 +319,16 @@ class GraphReader(Generic[T]):
         item: Any = self.root.next()
         if item != EndOfEpoch(epoch):
             raise GraphError(
-                f"expected EndOfEpoch({epoch}), but something else came: a node downstream of the Cycler lost the marker, or len() is wrong."
+                f"expected EndOfEpoch({epoch}), but something else came: a node downstream of the Cycler lost the "
+                f"marker, or len() is wrong."
             )
         return self.root.get_state()
 
     def _begin(self, state: State) -> bool:
-        """The loop asks for the first item after ``state``. Returns whether what was read ahead from there still holds."""
+        """The loop asks for the first item after ``state``.
+
+        Returns whether what was read ahead from there still holds.
+        """
         place = place_of(state)
         if place is None or place[1] is None:  # only the marker is left
             return True
@@ -322,5 +354,6 @@ class GraphReader(Generic[T]):
     def _check_graph(self) -> None:
         if _readers.get(id(self._origin)) is not self._me:
             raise GraphError(
-                "another Loader has begun to read this graph, so this one has lost its position. Build a separate graph for each Loader."
+                "another Loader has begun to read this graph, so this one has lost its position. Build a separate "
+                "graph for each Loader."
             )

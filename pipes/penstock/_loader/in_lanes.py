@@ -39,21 +39,24 @@ def in_lanes(
     """
     if lanes is None:
         raise ValueError(
-            f"bookmarks={bookmarks!r} keeps states of an IterableDataset that is read in lanes. Pass lanes= as well, or leave bookmarks out."
+            f"bookmarks={bookmarks!r} keeps states of an IterableDataset that is read in lanes. Pass lanes= as well, "
+            f"or leave bookmarks out."
         )
     if shares.split is not None:
         raise ValueError(
-            f"lanes={lanes!r} and split={shares.split!r} exclude each other: lanes split the dataset by worker. Leave split out; or leave lanes out, to read the dataset in the "
-            f"training process."
+            f"lanes={lanes!r} and split={shares.split!r} exclude each other: lanes split the dataset by worker. Leave "
+            f"split out; or leave lanes out, to read the dataset in the training process."
         )
     if not in_order:
         raise ValueError(
-            f"lanes={lanes!r} and in_order=False exclude each other: which batches there are depends on where each lane ends, which shows in their order. Leave in_order out."
+            f"lanes={lanes!r} and in_order=False exclude each other: which batches there are depends on where each "
+            f"lane ends, which shows in their order. Leave in_order out."
         )
     if on_error != "raise":
         raise ValueError(
-            f"lanes={lanes!r} and on_error={on_error!r} exclude each other: a generator that raised cannot go on. Handle the error in the dataset; or use "
-            f'penstock.Stream(dataset, lanes={lanes!r}, epoch_size=…, on_error="skip"), which goes on with the worker\'s next pass.'
+            f"lanes={lanes!r} and on_error={on_error!r} exclude each other: a generator that raised cannot go on. "
+            f"Handle the error in the dataset; or use penstock.Stream(dataset, lanes={lanes!r}, epoch_size=…, "
+            f'on_error="skip"), which goes on with the worker\'s next pass.'
         )
     folder = None if bookmarks is None else os.path.abspath(bookmarks)
     of = WorkerShares(facts.dataset, lanes, endless=False, folder=folder, seed_global_rngs=seed_global_rngs)

@@ -1,11 +1,13 @@
 """Ledger: the samples of a loader, settled in any order.
 
-It uses four things of a `Loader`, which knows nothing of it: ``last`` names what was delivered, ``here`` is the position after it, ``load`` makes it again, and
-``load_ahead`` lets the workers begin. At any instant, in any thread, each position is exactly one of: after the *frontier* (``here``),
-*open* (in this ledger), or *settled* (before the frontier, and not open). A saved state is such an instant.
+It uses four things of a `Loader`, which knows nothing of it: ``last`` names what was delivered, ``here`` is the
+position after it, ``load`` makes it again, and ``load_ahead`` lets the workers begin. At any instant, in any thread,
+each position is exactly one of: after the *frontier* (``here``), *open* (in this ledger), or *settled* (before the
+frontier, and not open). A saved state is such an instant.
 
-**Interrupts.** A signal handler may save a state, or raise, between any two lines of ``next``. So the frontier is one tuple, assigned at once, and what ``next`` has taken but
-not returned (`_handing`) is served first by the next call. There is no ``threading.Condition``: an interrupt in it ends in "cannot release un-acquired lock".
+**Interrupts.** A signal handler may save a state, or raise, between any two lines of ``next``. So the frontier is one
+tuple, assigned at once, and what ``next`` has taken but not returned (`_handing`) is served first by the next call.
+There is no ``threading.Condition``: an interrupt in it ends in "cannot release un-acquired lock".
 """
 
 from __future__ import annotations
@@ -56,14 +58,17 @@ _REMEMBERED: Final = 4096
 class Ledger(Shown, Generic[T]):
     """Take samples from ``loader``, and settle them later, in any order, from any thread or event loop.
 
-    Iterate over the ledger: each item is a pair of an `Address` and the sample there. It is *open* until `done` or `drop` settles it. A state holds what is open, so that
-    after a load it is served first, in order, with the same random numbers; then come the samples that nobody has taken. Save it together with the weights: what was
-    settled after that never happened.
+    Iterate over the ledger: each item is a pair of an `Address` and the sample there. It is *open* until `done` or
+    `drop` settles it. A state holds what is open, so that after a load it is served first, in order, with the same
+    random numbers; then come the samples that nobody has taken. Save it together with the weights: what was settled
+    after that never happened.
 
-    While a ledger is attached, the loader's own ``state_dict`` raises, because a trainer that saves it would skip what is open. So does what would move the loader beside it.
+    While a ledger is attached, the loader's own ``state_dict`` raises, because a trainer that saves it would skip what
+    is open. So does what would move the loader beside it.
 
     Args:
-        loader: Infinite, on one rank (which hands the samples out), over data that is read by position. With ``batch_size=None`` the items are samples, otherwise batches.
+        loader: Infinite, on one rank (which hands the samples out), over data that is read by position. With
+            ``batch_size=None`` the items are samples, otherwise batches.
         max_open: The most that may be open. At that number ``next`` waits until one is settled.
         timeout: How long it waits, in seconds; None: forever.
 
@@ -77,7 +82,8 @@ class Ledger(Shown, Generic[T]):
     def __init__(self, loader: Loader[T], max_open: int = 4096, *, timeout: float | None = 600.0) -> None:
         if not loader.infinite:
             raise ValueError(
-                "a Ledger needs a loader with infinite=True: at the end of an epoch some of its samples are still open, so a loop over it has no end."
+                "a Ledger needs a loader with infinite=True: at the end of an epoch some of its samples are still "
+                "open, so a loop over it has no end."
             )
         if loader.saved_by is not None:
             raise GraphError("this loader has a Ledger already. Close that one first, or build another loader.")
@@ -86,9 +92,11 @@ class Ledger(Shown, Generic[T]):
         self._max_open = whole_number("max_open", max_open, 1)
         self._timeout = inf if (given := seconds("timeout", timeout)) is None else given
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # re-entrant, because a signal handler may save the state. Never held while data is loaded.
+        # re-entrant, because a signal handler may save the state. Never held while data is loaded.
+        self._lock = threading.RLock()
         self._bell = Bell()
-        self._users: dict[None, int] = {}  # the thread that uses the loader, if any; an entry is made and removed in one step
+        # the thread that uses the loader, if any; an entry is made and removed in one step
+        self._users: dict[None, int] = {}
         self._thread: ThreadPoolExecutor | None = None  # of `__anext__`
         # All below is guarded by the lock, and set anew by `_begin`.
         self._closed = False
@@ -121,7 +129,12 @@ class Ledger(Shown, Generic[T]):
         )
 
     def details(self) -> dict[str, Any]:
-        return {"open": len(self._open), "max_open": self._max_open, "retired": len(self._retired), "loader": self._loader}
+        return {
+            "open": len(self._open),
+            "max_open": self._max_open,
+            "retired": len(self._retired),
+            "loader": self._loader,
+        }
 
     # Serving.
 
@@ -140,7 +153,8 @@ class Ledger(Shown, Generic[T]):
         try:
             while (pair := self._attempt(end)) is None:
                 pass
-            self._handing[threading.get_ident()] = None  # the last step: an interrupt before it has the sample served by the next call
+            # the last step: an interrupt before it has the sample served by the next call
+            self._handing[threading.get_ident()] = None
             return pair
         except BaseException:
             self._give_back()  # to any thread; if that is interrupted, then to this one
@@ -159,7 +173,8 @@ class Ledger(Shown, Generic[T]):
                     self._pending = self._thread.submit(self._attempt_in_thread, end)
                 pending = self._pending
             here = asyncio.wrap_future(pending)
-            here.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs an error that nobody has asked for
+            # asyncio logs an error that nobody has asked for
+            here.add_done_callback(lambda done: done.cancelled() or done.exception())
             with contextlib.suppress(Exception):  # raised below, in the call that has it
                 # A cancellation leaves it to the next call, perhaps in another event loop.
                 await asyncio.shield(here)
@@ -203,8 +218,8 @@ class Ledger(Shown, Generic[T]):
             if not may and time.monotonic() >= end:
                 at, (since, _) = next(iter(self._open.items()))
                 raise TimeoutError(
-                    f"max_open={self._max_open} are open, and none was settled for {self._timeout:g} s. The oldest is {at}, open for {time.monotonic() - since:.0f} s. Call "
-                    f"done, drop or again for it."
+                    f"max_open={self._max_open} are open, and none was settled for {self._timeout:g} s. The oldest is "
+                    f"{at}, open for {time.monotonic() - since:.0f} s. Call done, drop or again for it."
                 )
         return False
 
@@ -228,7 +243,8 @@ class Ledger(Shown, Generic[T]):
         if self._iterator is None:
             if ranks_of(self._loader.root)[1] != 1:
                 raise GraphError(
-                    "a Ledger is for one rank, which hands the samples out to the others. Build its loader with rank=0, world_size=1."
+                    "a Ledger is for one rank, which hands the samples out to the others. Build its loader with "
+                    "rank=0, world_size=1."
                 )
             self._iterator = EpochIterator(self._loader)
         while (at := next(iter(self._queue), None)) is not None:
@@ -264,9 +280,14 @@ class Ledger(Shown, Generic[T]):
                 raise ValueError(f"every sample of epoch {first + 1} is retired, so there is nothing left to serve.")
 
     def _take(self, at: Address, here: Any) -> bool:
-        """``at`` is delivered: unless it is retired it is open, and the frontier is past it. Returns whether it is open."""
+        """``at`` is delivered: unless it is retired it is open, and the frontier is past it.
+
+        Returns whether it is open.
+        """
         if self._retired and not isinstance(at.indices, int):  # `retire` could not see it before the first item
-            raise ValueError("retire() is about single samples, but this loader makes batches. Build it with batch_size=None.")
+            raise ValueError(
+                "retire() is about single samples, but this loader makes batches. Build it with batch_size=None."
+            )
         served = not self._retired or at.indices not in self._retired
         self._taking = at if served else None  # while it is open, but not behind the frontier yet
         if served:
@@ -291,7 +312,10 @@ class Ledger(Shown, Generic[T]):
         self._settle(at, "dropped")
 
     def again(self, *addresses: Address) -> None:
-        """Serve them once more, before anything new; they stay open. No effect on one that waits for that already. Raises what `done` does."""
+        """Serve them once more, before anything new; they stay open.
+
+        No effect on one that waits for that already. Raises what `done` does.
+        """
         with self._lock:
             for at in addresses:
                 self._check_open(at)
@@ -308,7 +332,10 @@ class Ledger(Shown, Generic[T]):
         with self._lock:
             last = self._frontier[0]
             if last is not None and not isinstance(last.indices, int):
-                raise ValueError(f"retire({index}) is about single samples, but this loader makes batches. Build it with batch_size=None.")
+                raise ValueError(
+                    f"retire({index}) is about single samples, but this loader makes batches. Build it with "
+                    f"batch_size=None."
+                )
             self._retired.add(index)
 
     @property
@@ -341,22 +368,30 @@ class Ledger(Shown, Generic[T]):
         last = self._frontier[0]
         if last is not None and _in_order(at) <= _in_order(last):
             raise ValueError(
-                f"{at} is not open: it was settled or retired long ago, or before this state was loaded, or it is of another loader."
+                f"{at} is not open: it was settled or retired long ago, or before this state was loaded, or it is of "
+                f"another loader."
             )
-        raise ValueError(f"{at} was not served by this ledger yet: it is of another loader, or of a run that was rolled back.")
+        raise ValueError(
+            f"{at} was not served by this ledger yet: it is of another loader, or of a run that was rolled back."
+        )
 
     def _check_life(self) -> None:
         if self._closed or self._pid != os.getpid():
             raise ClosedError(
-                "this ledger was closed." if self._closed else f"this ledger belongs to process {self._pid}, and this is a fork of it."
+                "this ledger was closed."
+                if self._closed
+                else f"this ledger belongs to process {self._pid}, and this is a fork of it."
             )
 
     # Saving and loading.
 
     def state_dict(self) -> dict[str, str]:
-        """What is open, what is retired, and the loader's position, as one key with one JSON string. In any thread or signal handler; waits for nothing.
+        """What is open, what is retired, and the loader's position, as one key with one JSON string.
 
-        No sample is in it: 4,096 open samples take under 50 KB, wherever they are; 100,000 retired ones of a million under 100 KB.
+        In any thread or signal handler; waits for nothing.
+
+        No sample is in it: 4,096 open samples take under 50 KB, wherever they are; 100,000 retired ones of a million
+        under 100 KB.
         """
         with self._lock:
             opened, retired, taking, (last, here) = [*self._open], sorted(self._retired), self._taking, self._frontier
@@ -377,7 +412,9 @@ class Ledger(Shown, Generic[T]):
         return {KEY: json.dumps(found, separators=(",", ":"))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Serve first what was open, in the order of the positions, and then go on at the frontier. A state of the loader alone has nothing open.
+        """Serve first what was open, in the order of the positions, and then go on at the frontier.
+
+        A state of the loader alone has nothing open.
 
         Raises:
             StateError: It is damaged, or not a state.
@@ -400,7 +437,10 @@ class Ledger(Shown, Generic[T]):
     # Life.
 
     def close(self) -> None:
-        """End every ``next`` that waits, and give the loader its ``state_dict`` back. The loader itself stays open. Idempotent."""
+        """End every ``next`` that waits, with `ClosedError`, and give the loader its ``state_dict`` back.
+
+        The loader itself stays open. Idempotent.
+        """
         with self._lock:
             if not self._closed:
                 self._loader.saved_by = None

@@ -1,10 +1,11 @@
 """Loader: the end of a graph, and the only object that users iterate over.
 
-The graph upstream runs continuously across epochs. The loader cuts its stream into epochs, reports its position (`state_dict`), and decides
-where a new iterator starts. It decides at the iterator's first ``next`` and no earlier, because trainers call ``iter``,
-``load_state_dict`` and ``set_epoch`` in every possible order.
+The graph upstream runs continuously across epochs. The loader cuts its stream into epochs, reports its position
+(`state_dict`), and decides where a new iterator starts. It decides at the iterator's first ``next`` and no earlier,
+because trainers call ``iter``, ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-`EpochCursor` tracks the position, and is pure. `GraphReader` reads the graph. `EpochIterator` keeps both consistent if ``next`` fails.
+`EpochCursor` tracks the position, and is pure. `GraphReader` reads the graph. `EpochIterator` keeps both consistent if
+``next`` fails.
 """
 
 from __future__ import annotations
@@ -52,14 +53,16 @@ log = logging.getLogger("penstock")
 class Loader(FromDataset, Generic[T]):
     """Iterate over a graph; each ``for batch in loader`` is one epoch. For a dataset, call `from_dataset`.
 
-    Nothing runs until the first batch is requested. From then on the workers live until `close`, or until the loader is garbage-collected.
+    Nothing runs until the first batch is requested. From then on the workers live until `close`, or until the loader is
+    garbage-collected.
 
     Args:
         root: The last node of the graph. A finite graph is wrapped in a `Cycler`.
         infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
-        restart_on_stop_iteration: Where the state of a finished epoch resumes: at the start of the next epoch (True), or at the empty
-            remainder of the finished one (False). None: at the next epoch if the loop saw the end, by ``StopIteration`` or `end_epoch`;
-            otherwise at the empty remainder, so that the code after the loop still runs.
+        restart_on_stop_iteration: Where the state of a finished epoch resumes: at the start of the next epoch (True),
+            or at the empty remainder of the finished one (False). None: at the next epoch if the loop saw the end, by
+            ``StopIteration`` or `end_epoch`; otherwise at the empty remainder, so that the code after the loop still
+            runs.
         misplaced: Not accepted: arguments of `from_dataset` go there.
         dataset_words: Not accepted either.
 
@@ -72,14 +75,25 @@ class Loader(FromDataset, Generic[T]):
 
     @overload
     def __init__(
-        self: Loader[Any], root: BaseNode[Indices], *, infinite: bool = False, restart_on_stop_iteration: bool | None = None
+        self: Loader[Any],
+        root: BaseNode[Indices],
+        *,
+        infinite: bool = False,
+        restart_on_stop_iteration: bool | None = None,
     ) -> None: ...
 
     @overload
-    def __init__(self, root: BaseNode[T], *, infinite: bool = False, restart_on_stop_iteration: bool | None = None) -> None: ...
+    def __init__(
+        self, root: BaseNode[T], *, infinite: bool = False, restart_on_stop_iteration: bool | None = None
+    ) -> None: ...
 
     def __init__(
-        self, root: Any = None, *misplaced: Any, infinite: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
+        self,
+        root: Any = None,
+        *misplaced: Any,
+        infinite: bool = False,
+        restart_on_stop_iteration: bool | None = None,
+        **dataset_words: Any,
     ) -> None:
         check_root(root, misplaced, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
@@ -87,11 +101,14 @@ class Loader(FromDataset, Generic[T]):
         positions = Positions(self.root)
         if positions.facts.carries_over_epochs and restart_on_stop_iteration is False:
             raise GraphError(
-                f"restart_on_stop_iteration=False returns to the end of an epoch, but {type(positions.first).__name__} cannot go back. Leave the argument out: a state saved "
-                f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
+                f"restart_on_stop_iteration=False returns to the end of an epoch, but {type(positions.first).__name__} "
+                f"cannot go back. Leave the argument out: a state saved on an epoch's last batch resumes with the "
+                f"empty remainder of that epoch anyway."
             )
         self._clock = LoopClock(self.root)
-        self._reader = GraphReader(self.root, positions, self._clock, infinite=infinite, restart=restart_on_stop_iteration)
+        self._reader = GraphReader(
+            self.root, positions, self._clock, infinite=infinite, restart=restart_on_stop_iteration
+        )
         self._infinite = infinite
         self.saved_by: str | None = None
         self._settings: dict[str, Any] | None = None
@@ -107,7 +124,8 @@ class Loader(FromDataset, Generic[T]):
         """Return an iterator over one epoch. Starts nothing; the iterator's first ``next`` decides where it begins.
 
         Raises:
-            TypeError: The loader is to resume within an epoch, and ignite's ``DeterministicEngine`` would discard its first batches.
+            TypeError: The loader is to resume within an epoch, and ignite's ``DeterministicEngine`` would discard its
+                first batches.
             GraphError: It has a `Ledger`.
         """
         self._check_alone()
@@ -115,7 +133,9 @@ class Loader(FromDataset, Generic[T]):
         return EpochIterator(self)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on this rank. For a stream this comes from its ``__len__``, and does not affect delivery.
+        """Batches in a whole epoch on this rank.
+
+        For a stream this comes from its ``__len__``, and does not affect delivery.
 
         Raises:
             TypeError: The number is unknown, or the loader is infinite.
@@ -134,13 +154,16 @@ class Loader(FromDataset, Generic[T]):
     def __getstate__(self) -> dict[str, Any]:
         if self._reader.owner is not None or self._reader.closed:
             raise TypeError(
-                "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build a new one, and pass this one's state_dict() "
-                "to its load_state_dict."
+                "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build a new "
+                "one, and pass this one's state_dict() to its load_state_dict."
             )
         return {**vars(self), "saved_by": None}  # a copy has no ledger
 
     def __copy__(self) -> NoReturn:
-        raise TypeError("a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new one.")
+        raise TypeError(
+            "a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new "
+            "one."
+        )
 
     @property
     def infinite(self) -> bool:
@@ -150,17 +173,22 @@ class Loader(FromDataset, Generic[T]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iterator start at ``epoch``. Takes effect when that iterator starts.
 
-        If the loader is already at the start of ``epoch``, as it is after the previous epoch, no batch in flight is dropped. A loaded state
-        inside ``epoch`` resumes there; a loaded state that has completed ``epoch`` yields its empty remainder.
+        If the loader is already at the start of ``epoch``, as it is after the previous epoch, no batch in flight is
+        dropped. A loaded state inside ``epoch`` resumes there; a loaded state that has completed ``epoch`` yields its
+        empty remainder.
         """
         self._reader.cursor.request(check_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
-        """An object with ``set_epoch``, for trainers that look for one here. Not the user's sampler. Exists only if the loader has a length."""
+        """An object with ``set_epoch``, for trainers that look for one here.
+
+        Not the user's sampler. Exists only if the loader has a length.
+        """
         if self._length() is None:
             raise AttributeError(
-                "this loader has no sampler, because it has no length and trainers cannot count its epochs. Call loader.set_epoch(epoch)."
+                "this loader has no sampler, because it has no length and trainers cannot count its epochs. Call "
+                "loader.set_epoch(epoch)."
             )
         return EpochView(self._reader.cursor)
 
@@ -173,7 +201,8 @@ class Loader(FromDataset, Generic[T]):
         """Always None. Exists only if `sampler` does, because trainers check both."""
         if self._length() is None:
             raise AttributeError(
-                "this loader has no batch_sampler, because its graph makes the batches. To inspect the graph, use loader.root."
+                "this loader has no batch_sampler, because its graph makes the batches. To inspect the graph, use "
+                "loader.root."
             )
 
     @batch_sampler.setter
@@ -181,9 +210,12 @@ class Loader(FromDataset, Generic[T]):
         refuse_assignment("batch_sampler")
 
     def end_epoch(self) -> None:
-        """Skip the rest of the epoch, in the state too. For epochs cut short by a limit, and for loops that count their batches.
+        """Skip the rest of the epoch, in the state too.
 
-        After the last batch, this records that the loop saw the end: a state saved from then on resumes at the next epoch. Idempotent.
+        For epochs cut short by a limit, and for loops that count their batches.
+
+        After the last batch, this records that the loop saw the end: a state saved from then on resumes at the next
+        epoch. Idempotent.
         """
         self._reader.check_open()
         self._check_alone()
@@ -194,7 +226,9 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last delivered batch; once the loop saw its end, and after a load or a jump, the epoch of the next batch."""
+        """The epoch of the last delivered batch; once the loop saw its end, and after a load or a jump, the epoch of
+        the next batch.
+        """
         return epoch_of(self._reader.cursor.here)
 
     @property
@@ -218,9 +252,11 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def last(self) -> Address | None:
-        """The address of the last delivered batch, with the indices of its samples, those included that ``on_error="skip"`` left out.
+        """The address of the last delivered batch, with the indices of its samples, those included that
+        ``on_error="skip"`` left out.
 
-        None before the first batch, after a load, and downstream of a node that overrides ``next``. It stays at the end of an epoch.
+        None before the first batch, after a load, and downstream of a node that overrides ``next``. It stays at the end
+        of an epoch.
         """
         unfinished = self._runs.unfinished  # of a `next` that was interrupted: it has delivered nothing
         last = self._reader.cursor.last if unfinished is None else unfinished[2]["last"]
@@ -229,10 +265,12 @@ class Loader(FromDataset, Generic[T]):
     def load(self, address: Address) -> T:
         """The batch or sample at ``address`` once more, bit for bit, on any rank. Moves nothing, and counts nothing.
 
-        It is made by the workers, if there are any, from the dataset as they have it. Call it in the thread that iterates, between two batches.
+        It is made by the workers, if there are any, from the dataset as they have it. Call it in the thread that
+        iterates, between two batches.
 
         Args:
-            address: Such as `last`, of this loader or of another one with the same data, order and seed. If it has indices, they are compared.
+            address: Such as `last`, of this loader or of another one with the same data, order and seed. If it has
+                indices, they are compared.
 
         Raises:
             TypeError: It is not an `Address`.
@@ -250,7 +288,9 @@ class Loader(FromDataset, Generic[T]):
             return made
 
     def load_ahead(self, addresses: Sequence[Address]) -> None:
-        """Begin to load ``addresses`` in the workers, as many as they may have in progress, because `load` is about to ask for them. No effect without workers."""
+        """Begin to load ``addresses`` in the workers, as many as they may have in progress, because `load` is about to
+        ask for them. No effect without workers.
+        """
         with self._runs.turn:
             self._runs.roll_back()
             self._reader.begin_again(addresses)
@@ -265,7 +305,9 @@ class Loader(FromDataset, Generic[T]):
     def _check_address(self, address: Any) -> None:
         self._reader.check_open()
         if not isinstance(address, Address):
-            raise TypeError(f"{address!r:.80} is not an Address, such as loader.last or penstock.Address(epoch, position).")
+            raise TypeError(
+                f"{address!r:.80} is not an Address, such as loader.last or penstock.Address(epoch, position)."
+            )
 
     # Saving and loading.
 
@@ -275,9 +317,11 @@ class Loader(FromDataset, Generic[T]):
         return self._reader.cursor.state
 
     def state_dict(self, here: Any = None) -> dict[str, str]:
-        """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one JSON string.
+        """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one
+        JSON string.
 
-        The state is the same on every rank (see `Sharder` for the exception, ``tail="exact"``), under 1 KB, and never modified afterwards. Starts nothing and does not wait.
+        The state is the same on every rank (see `Sharder` for the exception, ``tail="exact"``), under 1 KB, and never
+        modified afterwards. Starts nothing and does not wait.
 
         Args:
             here: An earlier value of `here`; None: now.
@@ -286,14 +330,18 @@ class Loader(FromDataset, Generic[T]):
             StateError: Somebody else saves this loader's position, such as a `Ledger`, or a node's state is not JSON.
         """
         if here is None and self.saved_by is not None:
-            raise StateError(f"this loader's state alone would skip what is open. Save {self.saved_by}.state_dict(), and load it there.")
+            raise StateError(
+                f"this loader's state alone would skip what is open. Save {self.saved_by}.state_dict(), and load it "
+                f"there."
+            )
         state = self._runs.state if here is None else here
         try:
             whole = {"format": FORMAT, "settings": self._settings_at(state), "state": state, **self._changes.saved()}
             return {KEY: json.dumps(whole, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
-                f"the state of this graph is not JSON ({exc}). In get_state of your own nodes, return only dict, list, str, int, float, bool and None."
+                f"the state of this graph is not JSON ({exc}). In get_state of your own nodes, return only dict, list, "
+                f"str, int, float, bool and None."
             ) from exc
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
@@ -303,12 +351,13 @@ class Loader(FromDataset, Generic[T]):
 
         Args:
             state_dict: The result of `state_dict`, from any rank and any world size.
-            strict: If False, accept a state saved under other settings (another dataset, for example) with a warning, and start the epoch
-                after it, because a position is meaningless in another order.
+            strict: If False, accept a state saved under other settings (another dataset, for example) with a warning,
+                and start the epoch after it, because a position is meaningless in another order.
 
         Raises:
             StateError: Not a state of this library, or damaged. The loader is unchanged.
-            StateMismatch: Saved under other settings; the message names each one with both values. The loader is unchanged.
+            StateMismatch: Saved under other settings; the message names each one with both values. The loader is
+                unchanged.
             GraphError: The loader has a `Ledger`.
             ClosedError: After `close`.
         """
@@ -325,7 +374,8 @@ class Loader(FromDataset, Generic[T]):
             if changed and strict is not False:
                 way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
                 raise StateMismatch(
-                    f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it was saved under{way}.{self._changes.told(state['state'])}"
+                    f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it "
+                    f"was saved under{way}.{self._changes.told(state['state'])}"
                 )
             if changed:
                 inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
@@ -341,11 +391,13 @@ class Loader(FromDataset, Generic[T]):
     def _check_alone(self) -> None:
         if self.saved_by is not None:
             raise GraphError(
-                f"this loader is read by its {self.saved_by}, which would lose what moves it beside. Use the {self.saved_by}, or close it first."
+                f"this loader is read by its {self.saved_by}, which would lose what moves it beside. Use the "
+                f"{self.saved_by}, or close it first."
             )
 
     def commit(self, n: int = 1) -> None:
-        """Make `state_dict` refer to the last *committed* batch, for trainers that prefetch or may fail in the middle of a step.
+        """Make `state_dict` refer to the last *committed* batch, for trainers that prefetch or may fail in the middle
+        of a step.
 
         Args:
             n: How many more delivered batches were trained on, oldest first; 0 only enables this mode.
@@ -355,14 +407,18 @@ class Loader(FromDataset, Generic[T]):
     # Changing the run.
 
     def reweight(self, weights: Mapping[str, Any], at: int | None = None) -> int:
-        """Give the sources of a `Mix` other weights from a later sample on, as a stage that starts there would. What is in progress is delivered first.
+        """Give the sources of a `Mix` other weights from a later sample on, as a stage that starts there would.
 
-        The stage is in the state. It lasts until the next one of the plan; those of earlier calls that start later are dropped. All ranks must call it in the same step, with the same weights; `check_ranks` compares them.
+        What is in progress is delivered first.
+
+        The stage is in the state. It lasts until the next one of the plan; those of earlier calls that start later are
+        dropped. All ranks must call it in the same step, with the same weights; `check_ranks` compares them.
 
         Args:
             weights: See `Mix`. A source that is left out gets none.
-            at: The sample at which they begin, counted from the start of training, over all ranks; rounded up to a ``run``, or to a multiple of the lanes. Default: the first one that may not be in progress, however full the queues
-                are: so all ranks find the same one.
+            at: The sample at which they begin, counted from the start of training, over all ranks; rounded up to a
+                ``run``, or to a multiple of the lanes. Default: the first one that may not be in progress, however full
+                the queues are: so all ranks find the same one.
 
         Returns:
             The sample at which they begin.
@@ -379,20 +435,25 @@ class Loader(FromDataset, Generic[T]):
     # Life.
 
     def refresh(self) -> None:
-        """Give the workers new copies of the dataset, ``transform`` and ``collate_fn``. Call it after changing any of them in this process.
+        """Give the workers new copies of the dataset, ``transform`` and ``collate_fn``.
 
-        Worker processes end, and new ones start with the next batch. Batches loaded ahead are loaded again. The position in the
-        epoch, the state and the running iterator are unaffected. The length of the dataset must not change.
+        Call it after changing any of them in this process.
+
+        Worker processes end, and new ones start with the next batch. Batches loaded ahead are loaded again. The
+        position in the epoch, the state and the running iterator are unaffected. The length of the dataset must not
+        change.
         """
         self._reader.check_open()
         self._runs.roll_back()
         self._reader.refresh()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
-        """End the workers and release everything they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
+        """End the workers and release everything they held, within ``timeout`` seconds.
 
-        A thread stuck in user code cannot be stopped. It is abandoned, its result is dropped, and the log names it. If Ctrl-C interrupts
-        this call, the next call finishes the work, or garbage collection of the loader does.
+        `state_dict` still works. Idempotent.
+
+        A thread stuck in user code cannot be stopped. It is abandoned, its result is dropped, and the log names it. If
+        Ctrl-C interrupts this call, the next call finishes the work, or garbage collection of the loader does.
         """
         patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
         self._reader.closed = True
@@ -406,7 +467,9 @@ class Loader(FromDataset, Generic[T]):
     def __enter__(self) -> Loader[T]:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # What it is.
@@ -425,11 +488,16 @@ class Loader(FromDataset, Generic[T]):
         return self.graph._repr_html_()
 
     def statistics(self) -> LoaderStatistics:
-        """Where time went so far, as a frozen object. May be called at any time, even after `close`. Not part of the state."""
+        """Where time went so far, as a frozen object.
+
+        May be called at any time, even after `close`. Not part of the state.
+        """
         return self._clock.statistics()
 
     def plot(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Plot `statistics` to an image such as ``"loader.png"``: where time went, how long the waits were, how full the queues. Needs matplotlib."""
+        """Plot `statistics` to an image such as ``"loader.png"``: where time went, how long the waits were, how full
+        the queues. Needs matplotlib.
+        """
         from penstock._observe.picture import draw
 
         draw(self.statistics(), title(self), file)
@@ -437,8 +505,8 @@ class Loader(FromDataset, Generic[T]):
     def report(self) -> str:
         """Explain in a few lines what slows the loop down, and what to do about it.
 
-        The first line begins with ``data:`` if the loop waits for batches a tenth of its time or more, otherwise with ``training step:``.
-        May be called at any time.
+        The first line begins with ``data:`` if the loop waits for batches a tenth of its time or more, otherwise with
+        ``training step:``. May be called at any time.
         """
         from penstock._observe.report import Names, report
 
@@ -466,8 +534,9 @@ class Loader(FromDataset, Generic[T]):
             rank, world_size = ranks_of(self.root)
             if world_size % worker.num_workers or rank % worker.num_workers != worker.id:
                 raise GraphError(
-                    f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver every batch. A Loader replaces the DataLoader: "
-                    f"iterate over it directly, and pass num_workers to it."
+                    f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver "
+                    f"every batch. A Loader replaces the DataLoader: iterate over it directly, and pass num_workers to "
+                    f"it."
                 )
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
@@ -478,11 +547,15 @@ class Loader(FromDataset, Generic[T]):
         return self._runs.end()
 
     def _length(self) -> int | None:
-        """Batches in a whole epoch; for a stream, according to its ``__len__``. What was said of an epoch holds until it ends."""
+        """Batches in a whole epoch; for a stream, according to its ``__len__``.
+
+        What was said of an epoch holds until it ends.
+        """
         if self._infinite:
             return None
         reader, epoch = self._reader, self.epoch
-        if reader.cursor.begun and self._said[0] == epoch:  # a trainer counts by it, even if a plan has shown by now that it is wrong
+        # a trainer counts by it, even if a plan has shown by now that it is wrong
+        if reader.cursor.begun and self._said[0] == epoch:
             return self._said[1]
         claimed = None if reader.cursor.begun else reader.positions.claimed(epoch)
         batches = self._batches() if claimed is None else claimed
@@ -497,13 +570,17 @@ class Loader(FromDataset, Generic[T]):
         """The settings that ``state`` depends on. Later stages of a mix may still change."""
         if self._settings is None:
             self._settings = json.loads(json.dumps(self._reader.positions.settings()))
-        here = self._reader.positions.settings_at(state)  # None: a setting that is not compared here, because it may change yet
-        return {name: value for name, value in {**self._settings, **here}.items() if value is not None or name not in here}
+        # None: a setting that is not compared here, because it may change yet
+        here = self._reader.positions.settings_at(state)
+        return {
+            name: value for name, value in {**self._settings, **here}.items() if value is not None or name not in here
+        }
 
     def _check_length(self) -> None:
         items = self._built_for if self._built_for is None else len(self.dataset)
         if items != self._built_for:
             raise GraphError(
-                f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now, but the order of an "
-                f"epoch was made for {self._built_for}. Build a new loader once the dataset is complete, or after each change of its length."
+                f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has "
+                f"{items} now, but the order of an epoch was made for {self._built_for}. Build a new loader once the "
+                f"dataset is complete, or after each change of its length."
             )

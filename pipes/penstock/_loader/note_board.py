@@ -1,11 +1,13 @@
-"""NoteBoard: the notes that ranks leave for each other in the store of their process group, and the thread that writes and reads them.
+"""NoteBoard: the notes that ranks leave for each other in the store of their process group, and the thread that writes
+and reads them.
 
 Nothing waits for a store here but the background thread. `RankNotes` decides what is noted, and under which name.
 
-A store may outlive the process group, or hold what an earlier job has left. So each note has a time, and one that is older than this process, or
-than the end of its last process group, is replaced.
+A store may outlive the process group, or hold what an earlier job has left. So each note has a time, and one that is
+older than this process, or than the end of its last process group, is replaced.
 
-Who touches what: the consumer thread counts the questions, and reads `Clerk.answered` and `Clerk.fault`, which the background thread writes.
+Who touches what: the consumer thread counts the questions, and reads `Clerk.answered` and `Clerk.fault`, which the
+background thread writes.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ STORE_S: Final = 10.0
 _CLOCKS_S: Final = 10.0
 """Seconds by which the clocks of two hosts may differ."""
 KEPT: Final = 256
-"""Notes of a process that stay in a store, and a quarter of those that it remembers. Older ones are dropped, because a run may have millions of epochs."""
+"""Notes of a process that stay in a store, and a quarter of those that it remembers. Older ones are dropped, because a
+run may have millions of epochs.
+"""
 
 _HOST: Final = socket.gethostname()
 
@@ -96,9 +100,13 @@ class Clerk:
         if key is not None and not marks:
             board.put(key, mine)
         elif key is not None and not agree((theirs := board.first(key, mine))["marks"], marks):
-            self.fault = _signed(key=key, marks=theirs["marks"], ranks=sorted([theirs["rank"], board.rank]), epoch=epoch)
+            self.fault = _signed(
+                key=key, marks=theirs["marks"], ranks=sorted([theirs["rank"], board.rank]), epoch=epoch
+            )
             board.put(alarm, self.fault)
-        elif alarm not in given_up and (heard := board.read(alarm)) is not None and (said := said_here.get(heard["key"])):
+        elif (
+            alarm not in given_up and (heard := board.read(alarm)) is not None and (said := said_here.get(heard["key"]))
+        ):
             self.fault = heard if agree(said, heard["marks"]) else self.fault
 
 
@@ -166,7 +174,8 @@ class Board:
             inner = self._original
             while (below := getattr(inner, "underlying_store", None)) is not None:
                 inner = below
-            if type(inner).__name__ == "FileStore":  # it has no server, and the last of its copies to be closed deletes the file
+            # it has no server, and the last of its copies to be closed deletes the file
+            if type(inner).__name__ == "FileStore":
                 self._store = self._original
             else:
                 store = self._original.clone()
@@ -179,7 +188,10 @@ _boards: weakref.WeakKeyDictionary[Any, Board] = weakref.WeakKeyDictionary()
 
 
 def _end_of_group(*, forget: bool = True) -> None:
-    """There is no process group now. Its store may live on, as that of torchrun does, so what was written there until now is old."""
+    """There is no process group now.
+
+    Its store may live on, as that of torchrun does, so what was written there until now is old.
+    """
     global since
     since = time.time()
     if forget:
@@ -188,7 +200,10 @@ def _end_of_group(*, forget: bool = True) -> None:
 
 
 def _collected() -> None:
-    """A group was. If something had held it for long, `Board.of_group` has noticed its end already, and another group may live."""
+    """A group was.
+
+    If something had held it for long, `Board.of_group` has noticed its end already, and another group may live.
+    """
     from torch.distributed import distributed_c10d as c10d
 
     if c10d.group.WORLD is None or c10d.group.WORLD not in _boards:
@@ -196,7 +211,9 @@ def _collected() -> None:
 
 
 def _forked() -> None:
-    """This new process is no rank of its parent's group, and must not use the parent's connection, whose replies would cross."""
+    """This new process is no rank of its parent's group, and must not use the parent's connection, whose replies would
+    cross.
+    """
     with suppress(Exception):
         if "torch.distributed.distributed_c10d" in sys.modules:
             Board.of_group()

@@ -28,7 +28,8 @@ class Positions:
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
         self._nodes = list(root.chain())
-        index = next(node for node in self._nodes if isinstance(node, IndexNode))  # an infinite graph has one: the Cycler
+        # an infinite graph has one: the Cycler
+        index = next(node for node in self._nodes if isinstance(node, IndexNode))
         self.facts = index.facts
         self.first = index.first
         self._holders: list[Any] = [node for node in self._nodes if hasattr(type(node), "holds_error")]
@@ -41,10 +42,13 @@ class Positions:
     def start_of(self, epoch: int, after: State | None = None) -> State:
         """The state before the first item of ``epoch``. It may depend on ``after``, the run's current position."""
         place = place_of(after) if after is not None and self.first.looks_back else None
-        state = self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
+        state = (
+            self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
+        )
         if not isinstance(state, dict) or epoch_in(state) != epoch:
             raise GraphError(
-                f"{type(self._root).__name__}.start_of({epoch}) returned {state!r}, but must nest its source's state under 'source'."
+                f"{type(self._root).__name__}.start_of({epoch}) returned {state!r}, but must nest its source's state "
+                f"under 'source'."
             )
         return state
 
@@ -72,7 +76,8 @@ class Positions:
             if isinstance(fetch := getattr(node, "map_fn", None), Fetch):
                 settings |= fetch.settings()
         if settings.get("split") == "own":
-            return settings  # each rank has its own stream, and may have its own seed, but one state may serve all of them
+            # each rank has its own stream, and may have its own seed, but one state may serve all of them
+            return settings
         return settings | seeds_of(self._root)
 
     def settings_at(self, state: Any) -> dict[str, Any]:

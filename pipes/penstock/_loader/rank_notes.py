@@ -1,19 +1,20 @@
 """RankNotes: ranks compare what they are about to read, without waiting for each other.
 
-A sampler that deals its indices to the ranks itself looks like any other, but the loader deals each share again, and most of the data is
-lost in silence. Only the other ranks can tell. So the first rank that reads an epoch leaves a note in the store of the process group: a few
-checksums. Every later rank compares its own. A rank that differs raises, and leaves a second note, the *alarm*, at which the others look
-after 2, 4, 8, … batches and at the end of an epoch.
+A sampler that deals its indices to the ranks itself looks like any other, but the loader deals each share again, and
+most of the data is lost in silence. Only the other ranks can tell. So the first rank that reads an epoch leaves a note
+in the store of the process group: a few checksums. Every later rank compares its own. A rank that differs raises, and
+leaves a second note, the *alarm*, at which the others look after 2, 4, 8, … batches and at the end of an epoch.
 
-**Nothing depends on the store.** One background thread per loader talks to it, over a separate connection. The loop waits for an answer
-twice in an epoch, after its note and at its end, for `AT_MOST_S` each, and not while an earlier answer is missing. After an error this
-process writes no more notes in the store.
+**Nothing depends on the store.** One background thread per loader talks to it, over a separate connection. The loop
+waits for an answer twice in an epoch, after its note and at its end, for `AT_MOST_S` each, and not while an earlier
+answer is missing. After an error this process writes no more notes in the store.
 
-**A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the same place in the code,
-with the same settings but for seeds, and begin at the same position. If a process has two loaders of the same name that may differ, it gives the name up: it
-replaces its note by an empty one, which agrees with everything. A note that is older than this process, or than its last process group, was
-left by an earlier job, and is replaced. One false alarm is accepted: two loaders of one place, equal in settings and lengths, that ranks read in
-a different order.
+**A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the
+same place in the code, with the same settings but for seeds, and begin at the same position. If a process has two
+loaders of the same name that may differ, it gives the name up: it replaces its note by an empty one, which agrees with
+everything. A note that is older than this process, or than its last process group, was left by an earlier job, and is
+replaced. One false alarm is accepted: two loaders of one place, equal in settings and lengths, that ranks read in a
+different order.
 
 All notes of a process are made in consumer threads; see `Clerk` for the background thread.
 """
@@ -35,7 +36,18 @@ from typing import TYPE_CHECKING, Any, Final, final
 from penstock._errors import StateMismatch
 from penstock._fetch.dataset_facts import length
 from penstock._fetch.held import is_library_file
-from penstock._loader.note_board import AT_MOST_S, Board, Clerk, Question, agree, drop_oldest, end, given_up, said_here, started
+from penstock._loader.note_board import (
+    AT_MOST_S,
+    Board,
+    Clerk,
+    Question,
+    agree,
+    drop_oldest,
+    end,
+    given_up,
+    said_here,
+    started,
+)
 from penstock._loader.state_dict import SEEDS
 from penstock._nodes.index_node import FirstNode, source_of
 from penstock._nodes.node import place_of
@@ -68,13 +80,14 @@ def dealt_twice(first: FirstNode[Any]) -> str:
         return first.why_ranks_differ
     if name == _STREAM:
         return (
-            "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded alike on every rank. Let it yield the same "
-            "items on every rank: the loader deals them."
+            "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded "
+            "alike on every rank. Let it yield the same items on every rank: the loader deals them."
         )
     return (
-        f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', or build it for a single rank "
-        f"(num_replicas=1, world_size=1, …), so that it yields everything. Or it is not seeded alike on every rank: give it the same seed everywhere, or no "
-        f"private generator, so that the loader seeds it."
+        f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', "
+        f"or build it for a single rank (num_replicas=1, world_size=1, …), so that it yields everything. Or it is not "
+        f"seeded alike on every rank: give it the same seed everywhere, or no private generator, so that the loader "
+        f"seeds it."
     )
 
 
@@ -110,7 +123,9 @@ class RankNotes:
 
     @classmethod
     def of(cls, positions: Positions, sharder: Sharder[Any] | None) -> RankNotes | None:
-        """The notes of a loader, if its ranks share a source that only other ranks can judge, and may come from a process group."""
+        """The notes of a loader, if its ranks share a source that only other ranks can judge, and may come from a
+        process group.
+        """
         if sharder is None or not positions.first.has_notes or not sharder.may_have_members:
             return None
         return cls(positions, sharder)
@@ -121,7 +136,9 @@ class RankNotes:
         self._positions.first.compared = len(self._sharder.members()) > 1
 
     def delivered(self, began: State | None) -> None:
-        """A batch is about to be delivered. ``began`` is the state before it if it is the first one after a jump or in an epoch, otherwise None.
+        """A batch is about to be delivered.
+
+        ``began`` is the state before it if it is the first one after a jump or in an epoch, otherwise None.
 
         Raises:
             StateMismatch: A rank reads something else.
@@ -163,7 +180,10 @@ class RankNotes:
             fault, self._clerk.fault = self._clerk.fault, None
             name, (one, other) = _name_of(self._positions.first), fault["ranks"]
             raise StateMismatch(
-                f"{name} yields other items on rank {other} than on rank {one} in epoch {fault['epoch']}, so the ranks do not load parts of one sequence. "
+                (
+                    f"{name} yields other items on rank {other} than on rank {one} in epoch {fault['epoch']}, so the "
+                    f"ranks do not load parts of one sequence. "
+                )
                 + dealt_twice(self._positions.first)
             )
 
@@ -188,17 +208,25 @@ class RankNotes:
     def _question(self, board: Board, members: Sequence[int], epoch: int, position: int, marks: Marks) -> Question:
         """The note of this epoch."""
         settings = self._settings()
-        peers = [one for one in list(_built[self._place]) if not one._closed and (one is self or one._settings() == settings)]
+        peers = [
+            one for one in list(_built[self._place]) if not one._closed and (one is self or one._settings() == settings)
+        ]
         lengths = _lengths.setdefault(settings, set())
         if len(lengths) < 2:
             lengths.update(one._length() for one in peers)
-        # Ranks that deal to themselves may have shares of different lengths, so the length names a loader only if there are several.
+        # Ranks that deal to themselves may have shares of different lengths, so the length names a loader only if there
+        # are several.
         name = settings, list(members), self._length() if len(lengths) > 1 else None
         key, alarm = _digest(name, epoch, position), _digest(name)
-        same = sum(one._length() == self._length() for one in peers) == 1 and agree(said_here.setdefault(key, marks), marks)
+        same = sum(one._length() == self._length() for one in peers) == 1 and agree(
+            said_here.setdefault(key, marks), marks
+        )
         if not same and alarm not in given_up:
             given_up[alarm] = None
-            log.info("two loaders that were built at %s may differ, so they are not compared with those of other ranks.", self._place)
+            log.info(
+                "two loaders that were built at %s may differ, so they are not compared with those of other ranks.",
+                self._place,
+            )
         drop_oldest(said_here, given_up, _lengths)
         self._name = alarm
         return Question(board, alarm, key, () if alarm in given_up else marks, epoch)
@@ -227,10 +255,14 @@ def _digest(*what: Any) -> str:
 
 
 def _place_in_the_code() -> str:
-    """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which may differ between hosts."""
+    """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which
+    may differ between hosts.
+    """
     frames = [one for one, _ in traceback.walk_stack(sys._getframe()) if not one.f_code.co_filename.startswith(_HERE)]
     users = [one for one in frames if not is_library_file(one.f_code.co_filename)]
-    return ", ".join(f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:FRAMES])
+    return ", ".join(
+        f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:FRAMES]
+    )
 
 
 def _without_seeds(settings: Any) -> Any:

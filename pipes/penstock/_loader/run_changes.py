@@ -1,6 +1,7 @@
 """RunChanges: what a run changes while it runs, which is in its state.
 
-The samples in progress are known on one rank only, and only now. So a change begins behind the most that may be in progress, counted from the step: all ranks find the same.
+The samples in progress are known on one rank only, and only now. So a change begins behind the most that may be in
+progress, counted from the step: all ranks find the same.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class RunChanges:
 
     @contextlib.contextmanager
     def adopted(self, changes: dict[str, Any], *, strict: bool) -> Iterator[list[str]]:
-        """Have these changes, and no others; those before, if the context raises. Nothing reads by them until it has ended.
+        """Have these changes, and no others; those before, if the context raises.
+
+        Nothing reads by them until it has ended.
 
         Yields:
             Why this loader cannot have them, so that it has none, if not ``strict``.
@@ -78,7 +81,10 @@ class RunChanges:
                 except (TypeError, ValueError) as exc:
                     if isinstance(exc, StateError):
                         raise
-                    refused = [f"the run that saved this state had changed {', '.join(changes)}, which this loader cannot do: {exc}"]
+                    refused = [
+                        f"the run that saved this state had changed {', '.join(changes)}, which this loader cannot do: "
+                        f"{exc}"
+                    ]
                     if strict:
                         raise StateMismatch(refused[0]) from None
                     self._first.adopt({})
@@ -96,7 +102,11 @@ class RunChanges:
         choices = self._first.choices()
         plan = " and ".join(f"{name} {choices[name]}" for name in ("skip", "stages from") if choices.get(name))
         with contextlib.suppress(AssertionError, LookupError, TypeError):
-            return f" The state is at sample {self._passed(state)} of training, and this loader has {plan:.200}." if plan else ""
+            return (
+                f" The state is at sample {self._passed(state)} of training, and this loader has {plan:.200}."
+                if plan
+                else ""
+            )
         return ""
 
     def reweight(self, weights: Any, at: int | None) -> int:
@@ -106,14 +116,16 @@ class RunChanges:
             settings = first.facts.settings
             by_key = " in Buckets by key, whose rounds are planned ahead" if settings.get("groups") == "keys" else ""
             raise ValueError(
-                f"reweight changes the weights of a penstock.Mix, but this loader reads {settings.get('order', 'an iterable')!r}{by_key}."
+                f"reweight changes the weights of a penstock.Mix, but this loader reads "
+                f"{settings.get('order', 'an iterable')!r}{by_key}."
             )
         with self._reader.still():
             planned = self._planned(known=at is not None)
             start: int = -(-(planned if at is None else whole_number("at", at, 0)) // first.grain) * first.grain
             if start < planned:
                 raise ValueError(
-                    f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in progress. Use at={planned} or later, or leave it out."
+                    f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in "
+                    f"progress. Use at={planned} or later, or leave it out."
                 )
             before, self._saved = first.changes(), None
             stages = [pair for pair in before.get("stages", []) if pair[0] < start]
@@ -136,7 +148,8 @@ class RunChanges:
         if None in most or uneven:
             if world_size > 1 and not known:
                 raise GraphError(
-                    "in one step the ranks may be at different samples, because of tail='exact', in_order=False or num_workers='auto'. Pass at=, the same item on every rank."
+                    "in one step the ranks may be at different samples, because of tail='exact', in_order=False or "
+                    "num_workers='auto'. Pass at=, the same item on every rank."
                 )
             return self._passed(node.get_state())
         for _ in range(sum(filter(None, most))):
@@ -174,12 +187,14 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
     grows = "grow" in changes and "origin" not in at
     if grows or "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
         raise StateError(
-            f"this state does not count the samples since the start of training: its loader has a sampler, groups, {'grow=True, ' * grows}or an iterable. Only an order can skip."
+            f"this state does not count the samples since the start of training: its loader has a sampler, groups, "
+            f"{'grow=True, ' * grows}or an iterable. Only an order can skip."
         )
     here = origin + position - at.get("left", 0)
     if (first := min(begin for begin, _ in ranges)) < here:
         raise ValueError(
-            f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot be skipped. Take an older state."
+            f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot "
+            f"be skipped. Take an older state."
         )
     return {**state, **packed({**changes, "skip": Skips([*changes.get("skip", []), *ranges]).ranges})}
 

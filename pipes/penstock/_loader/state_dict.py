@@ -28,15 +28,20 @@ KEY = "penstock"
 """The one key of `Loader.state_dict`."""
 
 SEEDS: Final = ("sample_seed", "stream_seed")
-"""The settings that are seeds of random numbers. They are compared if both graphs have a node that is seeded by them."""
+"""The settings that are seeds of random numbers. They are compared if both graphs have a node that is seeded by
+them.
+"""
 
 
 @final
 class CommitLedger:
-    """Which delivered batches were trained on; see `Loader.commit`. Until `commit` is first called, every delivered batch counts.
+    """Which delivered batches were trained on; see `Loader.commit`.
+
+    Until `commit` is first called, every delivered batch counts.
 
     Attributes:
-        committed: The state after the last batch that was; None: `commit` was never called, so there is nothing to tell this object.
+        committed: The state after the last batch that was; None: `commit` was never called, so there is nothing to tell
+            this object.
     """
 
     def __init__(self) -> None:
@@ -65,12 +70,15 @@ class CommitLedger:
         n = whole_number("commit(n)", n, 0)
         if self.committed is None and n != 0:
             raise ValueError(
-                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() refers to the last committed batch."
+                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() refers to the "
+                f"last committed batch."
             )
         if self.committed is None:
             self.committed = now
         if not 0 <= n <= len(self._uncommitted):
-            raise ValueError(f"commit({n!r}): only {len(self._uncommitted)} batches were delivered and not yet committed.")
+            raise ValueError(
+                f"commit({n!r}): only {len(self._uncommitted)} batches were delivered and not yet committed."
+            )
         for _ in range(n):
             self.committed = self._uncommitted.popleft()
 
@@ -84,16 +92,23 @@ class CommitLedger:
 def parsed(state_dict: Any) -> dict[str, Any]:
     """The JSON of a saved state, checked as far as possible without the graph."""
     if not isinstance(state_dict, Mapping) or not isinstance(state_dict.get(KEY), str):
-        came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, Mapping) else type(state_dict).__name__
+        came = (
+            f"a dict with the keys {list(state_dict)!r:.200}"
+            if isinstance(state_dict, Mapping)
+            else type(state_dict).__name__
+        )
         raise StateError(
-            f"a penstock state is a dict with the single key {KEY!r} and a JSON string as its value, but {came} came. Save what loader.state_dict() returns. "
-            f"(A state of another loader, such as torchdata's, cannot be loaded: switch at the end of an epoch, with loader.set_epoch.)"
+            f"a penstock state is a dict with the single key {KEY!r} and a JSON string as its value, but {came} came. "
+            f"Save what loader.state_dict() returns. (A state of another loader, such as torchdata's, cannot be "
+            f"loaded: switch at the end of an epoch, with loader.set_epoch.)"
         )
     text = state_dict[KEY]
     try:
         state = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
-        raise StateError(f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one.") from exc
+        raise StateError(
+            f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one."
+        ) from exc
     if not isinstance(state, dict) or state.get("format") != FORMAT or isinstance(state.get("format"), bool):
         number = state.get("format") if isinstance(state, dict) else state
         raise StateError(f"this state has format {number!r:.80}, but this version of penstock reads format {FORMAT}.")
@@ -118,12 +133,19 @@ def epoch_in(state: State) -> int:
 
 
 def differences(saved: Any, now: Any, name: str = "") -> list[str]:
-    """Each setting that differs, with both values. Descends into lists and dicts, so that a cut-off part is never the difference."""
+    """Each setting that differs, with both values.
+
+    Descends into lists and dicts, so that a cut-off part is never the difference.
+    """
     if saved == now:
         return []
     if isinstance(saved, dict) and isinstance(now, dict):
         parts = [(f"{name}.{key}" if name else str(key), key) for key in sorted({*saved, *now}, key=str)]
-        return [one for part, key in parts for one in differences(saved.get(key, _NOT_THERE), now.get(key, _NOT_THERE), part)]
+        return [
+            one
+            for part, key in parts
+            for one in differences(saved.get(key, _NOT_THERE), now.get(key, _NOT_THERE), part)
+        ]
     if isinstance(saved, list | tuple) and isinstance(now, list | tuple):
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
@@ -133,10 +155,18 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
 
 
 _REMEDIES: Final = {
-    **dict.fromkeys(("dataset_length", "shards"), " (if there is more behind what there was: grow=True; in a mix, one more source)"),
-    "batch_size": " (of one rank; with Buckets keep it, whatever the number of ranks, because it is part of the plan of the epoch)",
+    **dict.fromkeys(
+        ("dataset_length", "shards"), " (if there is more behind what there was: grow=True; in a mix, one more source)"
+    ),
+    "batch_size": (
+        " (of one rank; with Buckets keep it, whatever the number of ranks, because it is part of the plan of the "
+        "epoch)"
+    ),
     "held": " (a step holds this; its settings() may say what counts instead)",
-    "skip": " (of the ranges to skip, those that begin before the state: what was delivered cannot be skipped, and what was skipped is not delivered)",
+    "skip": (
+        " (of the ranges to skip, those that begin before the state: what was delivered cannot be skipped, and what "
+        "was skipped is not delivered)"
+    ),
     "sample_seed": " (pass the same seed on every rank: samples draw different numbers anyway, by their position)",
 }
 """What to change, by setting."""
@@ -144,7 +174,10 @@ _REMEDIES: Final = {
 
 _CHECKSUMS: Final = {
     "orders": "the orders of the mix's sources",
-    "sources": "the names, lengths and orders of the mix's sources that were used, which must stay; the weight 0 in a new stage ends one",
+    "sources": (
+        "the names, lengths and orders of the mix's sources that were used, which must stay; the weight 0 in a new "
+        "stage ends one"
+    ),
     "stages": "the mix's weights up to here; to change them from here on, add a stage",
     "weights": "all weights",
     SHARD_NAMES: "the names of the shards, in their order",
@@ -155,9 +188,15 @@ _CHECKSUMS: Final = {
 
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Each setting that differs, with both values. A seed is compared if both have it: a mapper may be added or removed. So are the pieces, which only growing data tell."""
+    """Each setting that differs, with both values.
+
+    A seed is compared if both have it: a mapper may be added or removed. So are the pieces, which only growing data
+    tell.
+    """
     unseeded = {name for name in (*SEEDS, "pieces") if name not in saved or name not in now}
-    saved, now = ({name: value for name, value in settings.items() if name not in unseeded} for settings in (saved, now))
+    saved, now = (
+        {name: value for name, value in settings.items() if name not in unseeded} for settings in (saved, now)
+    )
     return differences(saved, now)
 
 
@@ -173,6 +212,7 @@ _NOT_THERE = _NotThere()
 
 def warn_of_start(differences: list[str], epoch: int) -> None:
     warnings.warn(
-        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at epoch {epoch}.",
+        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at "
+        f"epoch {epoch}.",
         stacklevel=3,
     )

@@ -71,12 +71,13 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
     if facts.read == "forward":
         if given:
             raise ValueError(
-                f"{given[0]} needs a dataset that is read by index, but {facts.name} can only be iterated. Leave {given[0]} out."
+                f"{given[0]} needs a dataset that is read by index, but {facts.name} can only be iterated. Leave "
+                f"{given[0]} out."
             )
     elif split == "own" and asked.given is None:
         raise ValueError(
-            f"split='own' is for data that splits itself by rank as it is read, but {facts.name} is read by index. Leave split out, or pass a sampler or a batch sampler "
-            f"that yields the indices of this rank."
+            f"split='own' is for data that splits itself by rank as it is read, but {facts.name} is read by index. "
+            f"Leave split out, or pass a sampler or a batch sampler that yields the indices of this rank."
         )
     elif facts.read == "once":
         raise TypeError(
@@ -96,31 +97,37 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
         asked.given is not None and facts.own_order(shuffle=False, seed=0) is not None
     ):  # a DistributedSampler over a Mix would silently drop the weights
         raise ValueError(
-            f"{facts.name} brings its own order, which a sampler would replace. Leave the sampler out, because the loader shards the samples across "
-            f"ranks itself; or pass a different order as order=."
+            f"{facts.name} brings its own order, which a sampler would replace. Leave the sampler out, because the "
+            f"loader shards the samples across ranks itself; or pass a different order as order=."
         )
     if asked.skip and (facts.read == "forward" or asked.given is not None or asked.groups is not None):
         what = "groups" if asked.groups is not None else facts.name if asked.given is None else "a sampler"
         raise ValueError(
-            f"skip={asked.skip!r:.80} counts samples since the start of training, but {what} does not. Use it with a dataset with an order, without groups."
+            f"skip={asked.skip!r:.80} counts samples since the start of training, but {what} does not. Use it with a "
+            f"dataset with an order, without groups."
         )
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} exclude each other: each decides the order. Keep one of them.")
     if batch_sampler and (batch_size != 1 or drop_last):
         raise ValueError(
-            f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them."
+            f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler "
+            f"already makes the batches. Drop one of them."
         )
     if batch_size is None and drop_last:
         raise ValueError("drop_last=True needs batches, but batch_size=None makes none. Leave one of them out.")
     if drop_last and tail == "exact":
-        raise ValueError("drop_last=True leaves samples out, but tail='exact' promises all of them. Leave one of them out.")
+        raise ValueError(
+            "drop_last=True leaves samples out, but tail='exact' promises all of them. Leave one of them out."
+        )
     if infinite and tail == "exact":
         raise ValueError(
-            "tail='exact' lets some ranks run out of samples, but an infinite loader never ends. Use tail='pad' or tail='drop'."
+            "tail='exact' lets some ranks run out of samples, but an infinite loader never ends. Use tail='pad' or "
+            "tail='drop'."
         )
     if split == "within" and not batch_sampler:
         raise ValueError(
-            "split='within' splits each batch of a batch_sampler across ranks, but there is no batch_sampler. Pass one, or leave split out."
+            "split='within' splits each batch of a batch_sampler across ranks, but there is no batch_sampler. Pass "
+            "one, or leave split out."
         )
     if asked.grow or facts.grows:
         _check_grow(facts, asked)
@@ -131,16 +138,22 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
 
 
 def _check_grow(facts: DatasetFacts, asked: Asked) -> None:
-    """Refuse ``grow`` where the length of an epoch, or what an index means, depends on more than the dataset; and tell ``facts`` of it."""
+    """Refuse ``grow`` where the length of an epoch, or what an index means, depends on more than the dataset; and tell
+    ``facts`` of it.
+    """
     others = {"a sampler": asked.given, "order": asked.order, "groups": asked.groups, "skip": asked.skip or None}
     if (other := next((name for name, value in others.items() if value is not None), None)) is not None:
         raise ValueError(
-            f"grow=True lets epochs grow with {facts.name}, but {other} was made for its present length. Leave one of the two out."
+            f"grow=True lets epochs grow with {facts.name}, but {other} was made for its present length. Leave one of "
+            f"the two out."
         )
-    if not facts.grows and (facts.read != "by index" or facts.names or facts.own_order(shuffle=False, seed=0) is not None):
+    if not facts.grows and (
+        facts.read != "by index" or facts.names or facts.own_order(shuffle=False, seed=0) is not None
+    ):
         raise ValueError(
-            f"grow=True compares the length of a map-style dataset, but {facts.name} has files or shards, a subset's indices, an order of its own, or no length. Pass grow=True to its Shards or "
-            f"Stream, if it is one; if it is a Mix, add a source; otherwise begin the run with a Mix of it, to which a source can be added."
+            f"grow=True compares the length of a map-style dataset, but {facts.name} has files or shards, a subset's "
+            f"indices, an order of its own, or no length. Pass grow=True to its Shards or Stream, if it is one; if it "
+            f"is a Mix, add a source; otherwise begin the run with a Mix of it, to which a source can be added."
         )
     facts.grows = True
 
@@ -153,31 +166,40 @@ def _check_groups(groups: Any, facts: DatasetFacts, asked: Asked, shares: Shares
     if not isinstance(groups, Packs | Buckets):
         raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
     if facts.read != "by index":
-        raise ValueError(f"groups needs a dataset that is read by index, but {facts.name} can only be iterated. Leave groups out.")
+        raise ValueError(
+            f"groups needs a dataset that is read by index, but {facts.name} can only be iterated. Leave groups out."
+        )
     if asked.given is not None:
         raise ValueError(
-            "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
+            "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= "
+            "instead of the sampler."
         )
     if groups.sources is not None:
-        _check_sources("key" if isinstance(groups, Buckets) and groups.keys is not None else "length", groups.sources, facts)
+        _check_sources(
+            "key" if isinstance(groups, Buckets) and groups.keys is not None else "length", groups.sources, facts
+        )
     keys = groups.keys if isinstance(groups, Buckets) else None
     of_each, what = (groups.lengths, "length") if keys is None else (keys, "key")
     if len(of_each) != facts.samples():
         raise ValueError(
-            f"there are {len(of_each)} {what}s, but {facts.name} has {facts.length} samples. Pass one {what} for each index of the dataset."
+            f"there are {len(of_each)} {what}s, but {facts.name} has {facts.length} samples. Pass one {what} for each "
+            f"index of the dataset."
         )
     if isinstance(groups, Buckets) and (shares.batch_size != 1 or shares.drop_last):
         raise ValueError(
-            f"Buckets and batch_size={shares.batch_size}, drop_last={shares.drop_last} exclude each other: each bucket is a batch. Leave them out here; Buckets "
-            f"has {'batch_size and short' if keys is not None else 'max_samples and drop_last'} instead."
+            f"Buckets and batch_size={shares.batch_size}, drop_last={shares.drop_last} exclude each other: each bucket "
+            f"is a batch. Leave them out here; Buckets has "
+            f"{'batch_size and short' if keys is not None else 'max_samples and drop_last'} instead."
         )
     if keys is not None and shares.tail is not None:
         raise ValueError(
-            f"tail={shares.tail!r} is for short rounds, and Buckets with keys have none: their short={keys.short!r} decides. Leave tail out."
+            f"tail={shares.tail!r} is for short rounds, and Buckets with keys have none: their short={keys.short!r} "
+            f"decides. Leave tail out."
         )
     if repeats(shares.tail):
         raise ValueError(
-            f"tail={shares.tail!r} repeats items of an epoch, but groups cannot be read by position. Use tail='drop' or tail='exact'."
+            f"tail={shares.tail!r} repeats items of an epoch, but groups cannot be read by position. Use tail='drop' "
+            f"or tail='exact'."
         )
 
 
@@ -186,24 +208,39 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
     keys = asked.groups.keys if is_buckets(asked.groups) else None
     if is_buckets(asked.groups) and keys is None:
         raise ValueError(
-            "balance would move samples between Buckets by length, beyond their limits. Give Buckets a same_size_run of as many batches as there are ranks, or leave balance out."
+            "balance would move samples between Buckets by length, beyond their limits. Give Buckets a same_size_run "
+            "of as many batches as there are ranks, or leave balance out."
         )
-    if (decides := "a batch sampler" if asked.batch_sampler is not None else "split='own'" if shares.split == "own" else None) is not None:
+    if (
+        decides := "a batch sampler"
+        if asked.batch_sampler is not None
+        else "split='own'"
+        if shares.split == "own"
+        else None
+    ) is not None:
         raise ValueError(
-            f"balance deals samples to ranks, but {decides} already does. Use shuffle or sampler with batch_size instead, or leave balance out."
+            f"balance deals samples to ranks, but {decides} already does. Use shuffle or sampler with batch_size "
+            f"instead, or leave balance out."
         )
     if facts.read != "by index":
-        raise ValueError(f"balance needs the cost of each index of a dataset, but {facts.name} can only be iterated. Leave balance out.")
+        raise ValueError(
+            f"balance needs the cost of each index of a dataset, but {facts.name} can only be iterated. Leave balance "
+            f"out."
+        )
     if keys is None and shares.batch_size in (None, 1):
         raise ValueError(
-            f"with batch_size={shares.batch_size} each rank gets one sample, whatever it costs, so balance changes nothing. Raise batch_size, or leave balance out."
+            f"with batch_size={shares.batch_size} each rank gets one sample, whatever it costs, so balance changes "
+            f"nothing. Raise batch_size, or leave balance out."
         )
     if asked.skip or isinstance(shares.batch_size, Ramp):
         word = f"skip={asked.skip!r:.80}" if asked.skip else f"batch_size={shares.batch_size!r:.80}"
-        raise ValueError(f"balance deals rounds of one size, one after the other, but {word} changes them. Leave one of the two out.")
+        raise ValueError(
+            f"balance deals rounds of one size, one after the other, but {word} changes them. Leave one of the two out."
+        )
     if len(costs) != facts.samples() and not costs.of_lengths:
         raise ValueError(
-            f"balance has {len(costs)} costs, but {facts.name} has {facts.length} samples. Pass one cost for each index of the dataset."
+            f"balance has {len(costs)} costs, but {facts.name} has {facts.length} samples. Pass one cost for each "
+            f"index of the dataset."
         )
 
 
@@ -213,8 +250,10 @@ def _check_sources(what: str, given: dict[str, int], facts: DatasetFacts) -> Non
     if given != sources:
         counts = {name: given[name] for name in given.keys() & sources.keys() if given[name] != sources[name]}
         raise ValueError(
-            f"{what}s is a dict by source, but {facts.name} has {sources or 'no sources (only a Mix without streams has some)'}: missing are {sorted(sources.keys() - given.keys())}, "
-            f"unknown are {sorted(map(str, given.keys() - sources.keys()))}, and of another number are {counts}. Pass one {what} for each sample of each source."
+            f"{what}s is a dict by source, but {facts.name} has "
+            f"{sources or 'no sources (only a Mix without streams has some)'}: missing are "
+            f"{sorted(sources.keys() - given.keys())}, unknown are {sorted(map(str, given.keys() - sources.keys()))}, "
+            f"and of another number are {counts}. Pass one {what} for each sample of each source."
         )
 
 
@@ -225,12 +264,13 @@ def check_order(order: Order, facts: DatasetFacts) -> None:
         return
     if isinstance(order, WeightedOrder) and order.weights != items:
         raise ValueError(
-            f"WeightedOrder has {order.weights} weights, but {facts.name} has {items} samples. Pass one weight for each sample; 0 means never "
-            f"drawn."
+            f"WeightedOrder has {order.weights} weights, but {facts.name} has {items} samples. Pass one weight for "
+            f"each sample; 0 means never drawn."
         )
     if isinstance(order, SequentialOrder | ShuffledOrder | TorchOrder) and len(order) > items:
         raise ValueError(
-            f"{type(order).__name__} has {len(order)} positions, but {facts.name} has {items} samples. Build it with len(dataset)."
+            f"{type(order).__name__} has {len(order)} positions, but {facts.name} has {items} samples. Build it with "
+            f"len(dataset)."
         )
 
 

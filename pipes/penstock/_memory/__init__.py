@@ -1,1 +1,3 @@
-"""Where batches live: trees of tensors, buffers, recycled slots, shared memory, devices; and torch's modes while they are made."""
+"""Where batches live: trees of tensors, buffers, recycled slots, shared memory, devices; and torch's modes while they
+are made.
+"""

@@ -26,5 +26,7 @@ def afresh(specs: Sequence[Spec]) -> list[torch.Tensor]:
 
 
 def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """An `Allocate` of page-locked memory from torch's own cache, which does not reuse a block while a copy to a device is in flight."""
+    """An `Allocate` of page-locked memory from torch's own cache, which does not reuse a block while a copy to a device
+    is in flight.
+    """
     return [torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True) for shape, dtype in specs]

@@ -40,7 +40,8 @@ def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
 def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
     """A tensor over the bytes of ``memory``, which it keeps alive.
 
-    Pass a *slice* of an array, never a whole `SlotView`: NumPy shortens the chain of bases and would skip the `SlotView`.
+    Pass a *slice* of an array, never a whole `SlotView`: NumPy shortens the chain of bases and would skip the
+    `SlotView`.
     """
     # NumPy does the shaping if it knows the dtype, because a tensor made by `view` reports `_is_view()`.
     if dtype in IN_NUMPY:
@@ -50,11 +51,25 @@ def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(DTYPES[dtype]).reshape(shape)
 
 
-DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and not name.startswith("q")}
+DTYPES = {
+    name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and not name.startswith("q")
+}
 """The dtypes of unquantized tensors, by name. (Looking up a name from a file in torch itself could import a module.)"""
 IN_NUMPY = {
     name: np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+    for name in (
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
 }
 
 """The dtypes that torch and NumPy share, by name, in NumPy."""

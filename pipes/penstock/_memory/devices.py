@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def present_accelerator() -> torch.device | None:
     """The machine's accelerator, as a device without an index; None if there is none."""
-    # Ask `is_available` first: without an accelerator `current_accelerator` raises in torch 2.6, and names the build's target in later versions.
+    # Ask `is_available` first: without an accelerator `current_accelerator` raises in torch 2.6, and names the build's
+    # target in later versions.
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
@@ -46,8 +47,8 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def pin(batch: Any) -> Any:
     """``batch`` in page-locked memory, as with ``DataLoader(pin_memory=True)``; dataclasses are pinned too.
 
-    A tensor on a device stays where it is; torch's own function would raise. A container that torch would replace by a list or a dict, such as
-    a ``range``, is unchanged too, so that the type of a batch does not depend on the machine.
+    A tensor on a device stays where it is; torch's own function would raise. A container that torch would replace by a
+    list or a dict, such as a ``range``, is unchanged too, so that the type of a batch does not depend on the machine.
     """
     return mapped(batch, _pinned, "pin_memory")
 
@@ -77,7 +78,8 @@ def device_module(device: torch.device) -> Any:
 class Streams:
     """A separate stream for copies to ``device``, and the current streams of callers.
 
-    It uses torch's generic interface (``torch.Stream``, ``torch.accelerator``), or the backend's module if the backend does not implement that.
+    It uses torch's generic interface (``torch.Stream``, ``torch.accelerator``), or the backend's module if the backend
+    does not implement that.
 
     Attributes:
         own: A new stream, with ``record_event`` and ``wait_event``; None if the device has only its default stream.
@@ -90,7 +92,8 @@ class Streams:
         self.own: Any
         try:
             current, self.own = self.current(), torch.Stream(device)
-        except (RuntimeError, TypeError, ValueError):  # the backend does not implement it, or this is another accelerator
+        except (RuntimeError, TypeError, ValueError):
+            # the backend does not implement it, or this is another accelerator
             self._module = device_module(device)
             self.own = self._module.Stream(device) if hasattr(self._module, "Stream") else None
         else:

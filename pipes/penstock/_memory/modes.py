@@ -20,7 +20,10 @@ _UNCHANGED = contextlib.nullcontext()
 
 
 def _autocast_kinds() -> list[str]:
-    """Device types that this thread autocasts on. Calls no driver, because a fork of a process that uses one must not."""
+    """Device types that this thread autocasts on.
+
+    Calls no driver, because a fork of a process that uses one must not.
+    """
     kinds = ["cpu"]
     with contextlib.suppress(RuntimeError):  # torch 2.6 raises if there is no accelerator
         accelerator = torch.accelerator.current_accelerator()
@@ -28,8 +31,8 @@ def _autocast_kinds() -> list[str]:
     return [kind for kind in kinds if torch.is_autocast_enabled(kind)]
 
 
-# torch has no public names for these. If the first is missing, we only lose time. If the others are missing, the consumer's default
-# device and function modes reach the dataset, as they do with `DataLoader(num_workers=0)`.
+# torch has no public names for these. If the first is missing, we only lose time. If the others are missing, the
+# consumer's default device and function modes reach the dataset, as they do with `DataLoader(num_workers=0)`.
 _casts: Any = getattr(torch._C, "_is_any_autocast_enabled", _autocast_kinds)
 _pop: Any = getattr(torch._C, "_pop_torch_function_stack", None)
 _push: Any = getattr(torch._C, "_push_on_torch_function_stack", None)
@@ -39,8 +42,8 @@ _depth: Any = getattr(torch._C, "_len_torch_function_stack", int) if _pop and _p
 def neutral_modes() -> contextlib.AbstractContextManager[None]:
     """Run the body under the modes that a new thread starts with; costs 0.3 us if this thread is already in them.
 
-    Batches are loaded this way, so that every thread and process makes the same batch, and so that modes entered around ``next``
-    (``torch.inference_mode``, ``no_grad``, ``autocast``, ``torch.device``) never reach the dataset.
+    Batches are loaded this way, so that every thread and process makes the same batch, and so that modes entered around
+    ``next`` (``torch.inference_mode``, ``no_grad``, ``autocast``, ``torch.device``) never reach the dataset.
     """
     if is_grad_enabled() and not (is_inference_mode_enabled() or _depth() or _casts()):
         return _UNCHANGED
@@ -61,7 +64,8 @@ def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
 @contextlib.contextmanager
 def _neutral() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        # A default device is one of these function modes. Pushing "cpu" on top instead would make `torch.as_tensor` move device tensors to it.
+        # A default device is one of these function modes. Pushing "cpu" on top instead would make `torch.as_tensor`
+        # move device tensors to it.
         for _ in range(_depth()):
             stack.callback(_push, _pop())
         stack.enter_context(torch.inference_mode(False))  # this also enables gradients

@@ -1,14 +1,15 @@
 """How a value travels between two processes through memory that both map.
 
-A worker puts its answer in a *slot*: a shared-memory segment that the worker created and the consumer maps as well. The worker collates
-the batch directly in the slot (`WorkerSlots.allocate`) and pickles it with the buffers out of band (PEP 574); only buffers that are not in
-the slot yet are copied into it. The consumer builds arrays and tensors that are *views* of the slot. The life of a slot::
+A worker puts its answer in a *slot*: a shared-memory segment that the worker created and the consumer maps as well. The
+worker collates the batch directly in the slot (`WorkerSlots.allocate`) and pickles it with the buffers out of band (PEP
+574); only buffers that are not in the slot yet are copied into it. The consumer builds arrays and tensors that are
+*views* of the slot. The life of a slot::
 
     worker: WorkerSlots ──answer──► consumer: SlotTable.view ──last view gone──► SlotTable.lend ──next task──► worker
 
-No task waits for a slot: if a task gets none, or one that is too small, the worker makes a new one. The kernel frees the memory when
-the worker's mapping, the consumer's mapping and the consumer's views are all gone, so a batch that the user keeps outlives the worker
-and the pool.
+No task waits for a slot: if a task gets none, or one that is too small, the worker makes a new one. The kernel frees
+the memory when the worker's mapping, the consumer's mapping and the consumer's views are all gone, so a batch that the
+user keeps outlives the worker and the pool.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 
 _HEAD = Struct("<QQQ")
-"""Bytes of the pickle, number of buffers, and what the pickle is: `PICKLED`, or a description of them (`TENSORS`), or nothing at all (`BYTES`)."""
+"""Bytes of the pickle, number of buffers, and what the pickle is: `PICKLED`, or a description of them (`TENSORS`), or
+nothing at all (`BYTES`).
+"""
 
 PICKLED, TENSORS, BYTES = range(3)
 _NOTHING = np.empty(0, np.uint8)
@@ -42,7 +45,10 @@ LARGE = 4096
 
 @lru_cache(maxsize=64)
 def _places(count: int) -> Struct:
-    """What follows the head: the place of each buffer, its offset in the memory and its bytes. The pickle follows them."""
+    """What follows the head: the place of each buffer, its offset in the memory and its bytes.
+
+    The pickle follows them.
+    """
     return Struct(f"<{2 * count}Q")
 
 
@@ -90,7 +96,9 @@ class Parcel:
         self._places: list[int] = []
 
     def end(self, memory: memoryview | None = None, start: int = 0) -> int:
-        """Where the parcel ends if written to ``memory`` at ``start``; buffers that are in ``memory`` already stay in place."""
+        """Where the parcel ends if written to ``memory`` at ``start``; buffers that are in ``memory`` already stay in
+        place.
+        """
         begin, nbytes = (0, -1) if memory is None else (_address(memory), memory.nbytes)
         end = self._body(start) + len(self.body)
         self._places = []
@@ -109,15 +117,24 @@ class Parcel:
         """
         count, body = len(self._buffers), self._body(start)
         _HEAD.pack_into(memory, start, len(self.body), count, self._kind)
-        _places(count).pack_into(memory, start + _HEAD.size, *chain.from_iterable(zip(self._places, self._lengths, strict=True)))
+        _places(count).pack_into(
+            memory, start + _HEAD.size, *chain.from_iterable(zip(self._places, self._lengths, strict=True))
+        )
         memory[body : body + len(self.body)] = self.body
         for raw, offset, length in zip(self._buffers, self._places, self._lengths, strict=True):
             if offset > start:
                 memory[offset : offset + length] = raw
 
     def pieces(self) -> tuple[int, bytes, list[np.ndarray]]:
-        """The arguments of `value_of`, for another transport. The buffers are uint8 arrays over the value's own memory."""
-        return self._kind, bytes(self.body), [np.frombuffer(raw, np.uint8) if raw.nbytes else _NOTHING for raw in self._buffers]
+        """The arguments of `value_of`, for another transport.
+
+        The buffers are uint8 arrays over the value's own memory.
+        """
+        return (
+            self._kind,
+            bytes(self.body),
+            [np.frombuffer(raw, np.uint8) if raw.nbytes else _NOTHING for raw in self._buffers],
+        )
 
     def _body(self, start: int) -> int:
         return start + _HEAD.size + _places(len(self._buffers)).size
@@ -129,8 +146,8 @@ _DTYPES = frozenset(IN_TORCH.values())
 def _flat(value: Any) -> tuple[tuple[Any, ...], Sequence[torch.Tensor], list[np.ndarray]] | None:
     """A description of ``value``, its tensors and their memory, if it consists of plain tensors only; otherwise None.
 
-    The description is their names (the keys of a dict, the type of a list or a tuple, None for a single tensor), shapes and dtypes. Pickling
-    only that takes a third of the time.
+    The description is their names (the keys of a dict, the type of a list or a tuple, None for a single tensor), shapes
+    and dtypes. Pickling only that takes a third of the time.
     """
     kind = type(value)
     names: Any = None
@@ -158,7 +175,8 @@ def _is_large_bytes(value: Any) -> bool:
 
 
 def unpack(memory: Any, start: int = 0) -> Any:
-    """The value of the `Parcel` in ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and keep it alive.
+    """The value of the `Parcel` in ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and
+    keep it alive.
 
     Raises:
         Exception: Whatever unpickling raises.
@@ -206,7 +224,10 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 class _Reducers(dict[type, Any]):
-    """Our reducers, falling back to the current ones of ``copyreg``. A ``ChainMap`` would run Python code for every tensor."""
+    """Our reducers, falling back to the current ones of ``copyreg``.
+
+    A ``ChainMap`` would run Python code for every tensor.
+    """
 
     def __missing__(self, kind: type) -> Any:
         return copyreg.dispatch_table[kind]

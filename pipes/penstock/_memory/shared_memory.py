@@ -47,8 +47,8 @@ def _reserve(fd: int, nbytes: int) -> None:
 def attach(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
     """Map ``nbytes`` of ``fd``, which the caller may then close. The mapping ends when its last view is gone.
 
-    This uses `torch.from_file` because ``mmap.mmap`` holds a file descriptor per mapping (up to Python 3.12), and a user who keeps a
-    thousand batches would run out of them.
+    This uses `torch.from_file` because ``mmap.mmap`` holds a file descriptor per mapping (up to Python 3.12), and a
+    user who keeps a thousand batches would run out of them.
 
     Args:
         fd: From `create`.

@@ -1,7 +1,8 @@
 """Recycled memory: tracks which slots are in use.
 
-Page faults cost a loader more than copying, so large batches go into memory that is reused. Invariant: a slot is lent to at most one
-task, and only while no array or tensor views it. No task waits for a slot to return: a task without one gets new memory.
+Page faults cost a loader more than copying, so large batches go into memory that is reused. Invariant: a slot is lent
+to at most one task, and only while no array or tensor views it. No task waits for a slot to return: a task without one
+gets new memory.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ KEPT = 64
 class SlotView(np.ndarray):
     """The base of every array and tensor over a slot; it is collected after the last of them.
 
-    It must be a subclass, created directly over the buffer, because NumPy shortens the chain of bases across arrays of the same type, and
-    would bypass a plain array.
+    It must be a subclass, created directly over the buffer, because NumPy shortens the chain of bases across arrays of
+    the same type, and would bypass a plain array.
     """
 
 
 class SlotTable:
     """Tracks the holder of each slot: the user (through views), a task (lent), or none (idle).
 
-    Only one thread at a time may call the methods, except `count`, which any thread may. A view may die in any thread, under any lock, or
-    in a forked child. All its finalizer does is one ``deque.append``, in C, on that process's own deque.
+    Only one thread at a time may call the methods, except `count`, which any thread may. A view may die in any thread,
+    under any lock, or in a forked child. All its finalizer does is one ``deque.append``, in C, on that process's own
+    deque.
 
-    Idle slots that were not needed for `PERIOD` tasks in a row are dropped, which gives back the memory of a burst of kept batches.
+    Idle slots that were not needed for `PERIOD` tasks in a row are dropped, which gives back the memory of a burst of
+    kept batches.
     """
 
     PERIOD = 16
@@ -102,7 +105,10 @@ class SlotTable:
 
     def dropped(self, at_most: int | None = None) -> list[int]:
         """Slots that are no longer mapped here; each is reported once."""
-        return [self._dropped.popleft() for _ in range(len(self._dropped) if at_most is None else min(at_most, len(self._dropped)))]
+        return [
+            self._dropped.popleft()
+            for _ in range(len(self._dropped) if at_most is None else min(at_most, len(self._dropped)))
+        ]
 
     def count(self) -> tuple[int, int]:
         """How many slots are mapped here, and their bytes; safe from any thread."""
@@ -129,7 +135,8 @@ class KeptBatches:
             return
         self._warned = True
         _logger.warning(
-            "more than %d batches are still in use, so their memory cannot be recycled and every new batch takes new memory, which is slower. If you "
-            "keep them on purpose, ignore this; otherwise keep copies (tensor.clone()), or only the part of each batch that you need.",
+            "more than %d batches are still in use, so their memory cannot be recycled and every new batch takes new "
+            "memory, which is slower. If you keep them on purpose, ignore this; otherwise keep copies "
+            "(tensor.clone()), or only the part of each batch that you need.",
             self.limit,
         )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
-    """A tree of the same structure with ``change`` applied to every leaf; a custom container that has ``method`` counts as a leaf."""
+    """A tree of the same structure with ``change`` applied to every leaf; a custom container that has ``method`` counts
+    as a leaf.
+    """
     kind = type(tree)
     if kind is dict:
         return {key: mapped(value, change, method) for key, value in tree.items()}
@@ -45,7 +47,10 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
 
 
 def leaves(tree: Any, method: str = "", _within: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """Every leaf, in order, as in `mapped`. No container is built or changed, and one that contains itself is entered only once."""
+    """Every leaf, in order, as in `mapped`.
+
+    No container is built or changed, and one that contains itself is entered only once.
+    """
     parts = None if method and has_method(tree, method) else _parts(tree)
     if parts is None:
         yield tree
@@ -55,7 +60,10 @@ def leaves(tree: Any, method: str = "", _within: tuple[Any, ...] = ()) -> Iterat
 
 
 def has_method(value: Any, name: str) -> bool:
-    """Whether the class of ``value`` has a method ``name``. The instance is not asked: it may answer to any name, or raise."""
+    """Whether the class of ``value`` has a method ``name``.
+
+    The instance is not asked: it may answer to any name, or raise.
+    """
     return callable(getattr(type(value), name, None))
 
 

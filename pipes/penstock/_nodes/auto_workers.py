@@ -1,4 +1,5 @@
-"""``num_workers="auto"``: measures the workers of a `ParallelMapper`, for the `Controller` that decides how many there should be.
+"""``num_workers="auto"``: measures the workers of a `ParallelMapper`, for the `Controller` that decides how many there
+should be.
 
 Everything runs in the thread that reads the node, between two batches.
 """
@@ -28,7 +29,9 @@ _LONG_NS: Final = 5_000_000_000
 """After this long, half of that is enough."""
 _PAUSE_NS: Final = 100_000_000
 _PAUSES: Final = 10
-"""A step this many times as long as the others, and longer than `_PAUSE_NS`, is a pause, such as a validation or a checkpoint."""
+"""A step this many times as long as the others, and longer than `_PAUSE_NS`, is a pause, such as a validation or a
+checkpoint.
+"""
 COMPUTES: Final = 0.75
 """Work that computes for a larger share of its time gets no more workers than cores."""
 _MOST_PER_CORE, _MOST_AT_LEAST = 4, 16
@@ -115,7 +118,10 @@ class AutoWorkers:
     def available_ns(self, first: int, last: int) -> int:
         """The time of all workers together between two moments."""
         ends = [moment for moment, _ in self._history[1:]] + [last]
-        return sum(workers * max(0, min(end, last) - max(begin, first)) for (begin, workers), end in zip(self._history, ends, strict=False))
+        return sum(
+            workers * max(0, min(end, last) - max(begin, first))
+            for (begin, workers), end in zip(self._history, ends, strict=False)
+        )
 
     def _pause_ns(self) -> int:
         steps = self._batches

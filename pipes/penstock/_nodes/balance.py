@@ -1,7 +1,7 @@
 """Balance: which rank gets which samples of a round, so that all batches of the round cost about the same.
 
-Each global batch keeps its samples, and each rank gets as many as without. Only integers are added and compared, so all ranks find the same without communication,
-and nothing of it is in the state.
+Each global batch keeps its samples, and each rank gets as many as without. Only integers are added and compared, so all
+ranks find the same without communication, and nothing of it is in the state.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 MOST_TOGETHER: Final = 64
 """The most ranks among which samples are exchanged."""
 _MANY: Final = 128
-"""Samples that are dealt together, at most, unless the fewest ranks that divide the number of ranks have more. It takes 0.15 us for each."""
+"""Samples that are dealt together, at most, unless the fewest ranks that divide the number of ranks have more. It takes
+0.15 us for each.
+"""
 _BITS: Final = 24
-"""Costs are whole numbers below 2**24; larger or fractional ones are scaled by a power of two, which is exact on every machine."""
+"""Costs are whole numbers below 2**24; larger or fractional ones are scaled by a power of two, which is exact on every
+machine.
+"""
 
 
 @final
@@ -39,16 +43,18 @@ class Costs:
     """What samples cost.
 
     Args:
-        given: One number for each index of the dataset: shape ``(n,)``. Or, for packs, a function of lengths: it receives all lengths from 0 to the capacity, int64 of
-            shape ``(capacity + 1,)``, and returns as many costs.
-        packs: The packs that are dealt, if packs are. A pack costs what its pieces cost; by index, a piece costs its part of the sequence.
+        given: One number for each index of the dataset: shape ``(n,)``. Or, for packs, a function of lengths: it
+            receives all lengths from 0 to the capacity, int64 of shape ``(capacity + 1,)``, and returns as many costs.
+        packs: The packs that are dealt, if packs are. A pack costs what its pieces cost; by index, a piece costs its
+            part of the sequence.
 
     Attributes:
         of_lengths: They are those of lengths, not of indices.
         checksum: Of the costs. All ranks must have the same.
 
     Raises:
-        ValueError: They are not numbers of that shape, or one is negative, not a number, or infinite; the message names its index.
+        ValueError: They are not numbers of that shape, or one is negative, not a number, or infinite; the message names
+            its index.
     """
 
     def __init__(self, given: npt.ArrayLike | Callable[[Int64s], npt.ArrayLike], packs: Packs | None = None) -> None:
@@ -58,16 +64,23 @@ class Costs:
         elif packs is not None:
             costs, of, shape = np.asarray(given(np.arange(packs.capacity + 1))), "length", (packs.capacity + 1,)
         else:
-            raise ValueError("balance is a function of lengths, but only Packs have any. Pass an array with the cost of each sample.")
+            raise ValueError(
+                "balance is a function of lengths, but only Packs have any. Pass an array with the cost of each sample."
+            )
         if costs.ndim != 1 or costs.dtype.kind not in "iuf" or costs.shape != (shape or costs.shape):
-            raise ValueError(f"balance has shape {costs.shape} and dtype {costs.dtype}, but there must be one number for each {of}.")
+            raise ValueError(
+                f"balance has shape {costs.shape} and dtype {costs.dtype}, but there must be one number for each {of}."
+            )
         if (wrong := ~((costs >= 0) & (costs < np.inf))).any():
             first = int(wrong.argmax())
             raise ValueError(
-                f"the cost of {of} {first} is {costs[first]}, but a cost must be a finite number of at least 0 ({int(wrong.sum())} are not). Correct it."
+                f"the cost of {of} {first} is {costs[first]}, but a cost must be a finite number of at least 0 "
+                f"({int(wrong.sum())} are not). Correct it."
             )
         bits = int(np.frexp(float(costs.max(initial=0)))[1])
-        scaled = np.ldexp(costs.astype(float), _BITS - bits) if costs.dtype.kind == "f" else costs >> max(0, bits - _BITS)
+        scaled = (
+            np.ldexp(costs.astype(float), _BITS - bits) if costs.dtype.kind == "f" else costs >> max(0, bits - _BITS)
+        )
         self._costs = scaled.astype(np.int32)
         self.checksum = checksum(self._costs.astype("<i4").data)
 
@@ -79,14 +92,20 @@ class Costs:
         if isinstance(items, Indices):
             if isinstance(items.values, np.ndarray):
                 return self.at(items.values)
-            raise GraphError(f"balance needs dataset indices, but the sampler yields {items.values[0]!r:.80}. Leave balance out.")
+            raise GraphError(
+                f"balance needs dataset indices, but the sampler yields {items.values[0]!r:.80}. Leave balance out."
+            )
         packs: list[PackIndex] = [item.values for item in items]
         lengths = np.array([length for pack in packs for length in pack.lengths], np.int64)
         if self.of_lengths:
             each = self.at(lengths)
         else:
             wholes = np.array([whole for pack in packs for whole in pack.wholes], np.int64)
-            each = self.at(np.array([index for pack in packs for index in pack.indices])) * lengths // np.maximum(wholes, 1)
+            each = (
+                self.at(np.array([index for pack in packs for index in pack.indices]))
+                * lengths
+                // np.maximum(wholes, 1)
+            )
         return np.add.reduceat(each, np.cumsum([0] + [len(pack.lengths) for pack in packs[:-1]]))
 
     def at(self, indices: Int64s) -> Int64s:
@@ -104,7 +123,10 @@ class DealtTo(NamedTuple):
 
 @lru_cache
 def together(ranks: int, size: int) -> int:
-    """Of how many ranks the samples are dealt together: a divisor of ``ranks``, at most 64. ``size`` is the number of samples in a batch of one rank."""
+    """Of how many ranks the samples are dealt together: a divisor of ``ranks``, at most 64.
+
+    ``size`` is the number of samples in a batch of one rank.
+    """
     divisors = [few for few in range(2, min(ranks, MOST_TOGETHER) + 1) if ranks % few == 0]
     return max((few for few in divisors if few * size <= _MANY), default=divisors[0] if divisors else 1)
 
@@ -112,8 +134,9 @@ def together(ranks: int, size: int) -> int:
 def dealt(costs: Int64s, ranks: int, rank: int) -> Int64s:
     """The numbers of the items that ``rank`` gets, ascending.
 
-    The most expensive item goes first, and each goes to the rank that has the least so far, among those that have room: the greedy rule of Graham, "Bounds on
-    Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17 (1969), with equal numbers of items.
+    The most expensive item goes first, and each goes to the rank that has the least so far, among those that have room:
+    the greedy rule of Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17 (1969), with equal
+    numbers of items.
 
     Args:
         costs: Each below 2**45: shape ``(n * ranks,)``.
@@ -122,7 +145,8 @@ def dealt(costs: Int64s, ranks: int, rank: int) -> Int64s:
     """
     if ranks == 1 or len(costs) <= ranks:
         return np.arange(rank, len(costs), ranks)
-    # Sorting values is much faster than sorting indices, so each cost carries the number of its item in its lowest bits, and each sum that of its rank.
+    # Sorting values is much faster than sorting indices, so each cost carries the number of its item in its lowest
+    # bits, and each sum that of its rank.
     bits = (len(costs) - 1).bit_length()
     ranked = ((costs.max() - costs) << bits) | np.arange(len(costs))
     ranked.sort()

@@ -24,7 +24,9 @@ log = logging.getLogger("penstock")
 
 @final
 class Batcher(IndexNode[Any]):
-    """Group the items of ``source`` into batches of ``batch_size``. A batch of `Indices` is one `Indices`; other items become a list.
+    """Group the items of ``source`` into batches of ``batch_size``.
+
+    A batch of `Indices` is one `Indices`; other items become a list.
 
     Args:
         source: Yields the items.
@@ -40,17 +42,24 @@ class Batcher(IndexNode[Any]):
 
     def __init__(self, source: BaseNode[Any], batch_size: int | Ramp, drop_last: bool = False) -> None:
         self.ramp = batch_size if isinstance(batch_size, Ramp) else None
-        self.batch_size = batch_size.at(0)[1] if isinstance(batch_size, Ramp) else whole_number("batch_size", batch_size, 1)
+        self.batch_size = (
+            batch_size.at(0)[1] if isinstance(batch_size, Ramp) else whole_number("batch_size", batch_size, 1)
+        )
         self.drop_last = drop_last
         self._once = Once()
         sizes = self.batch_size if self.ramp is None else self.ramp.stages
-        super().__init__(source, settings={"batches_of": "samples"}, rank_settings={"batch_size": sizes, "drop_last": drop_last})
+        super().__init__(
+            source, settings={"batches_of": "samples"}, rank_settings={"batch_size": sizes, "drop_last": drop_last}
+        )
         if self.ramp is not None and self.first.skips is None:
             raise GraphError(
-                f"batch_size={self.ramp} counts the samples since the start of training, but {type(self.first).__name__} does not. Use a dataset with an order."
+                f"batch_size={self.ramp} counts the samples since the start of training, but "
+                f"{type(self.first).__name__} does not. Use a dataset with an order."
             )
         if drop_last and self.facts.rank_settings.get("tail") == "exact":
-            raise ValueError("drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.")
+            raise ValueError(
+                "drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two."
+            )
         self._leaves = (
             drop_last and self.facts.carries_over_epochs
         )  # a remainder that fills no batch belongs to the next epoch, so it must not be read
@@ -75,7 +84,11 @@ class Batcher(IndexNode[Any]):
                 rounds = min(rounds, -(-(first.skips.kept(following) - number) // (size * world_size)))
             if not rounds:
                 return batches_left + batches(share(rest, rank, world_size, tail), size, self.drop_last)
-            left, number, batches_left = left - rounds * size * world_size, number + rounds * size * world_size, batches_left + rounds
+            left, number, batches_left = (
+                left - rounds * size * world_size,
+                number + rounds * size * world_size,
+                batches_left + rounds,
+            )
         return batches_left
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
@@ -99,14 +112,17 @@ class Batcher(IndexNode[Any]):
 
     def peek(self, place: State, positions: Any) -> Sequence[Any]:
         raise ValueError(
-            "batches cannot be padded. Use tail='drop' or tail='exact', or put the Batcher downstream of the node with tail='pad'."
+            "batches cannot be padded. Use tail='drop' or tail='exact', or put the Batcher downstream of the node with "
+            "tail='pad'."
         )
 
     def _items_read(self, items: int) -> int:
         return items * self.batch_size  # or a few less: the last batch of an epoch may be short
 
     def _without_rest(self, place: State) -> State:
-        """``place`` moved past the items that fill no batch, so that the state after the last batch says that the epoch is over."""
+        """``place`` moved past the items that fill no batch, so that the state after the last batch says that the epoch
+        is over.
+        """
         left = self.upstream.left(place)
         size = self.batch_size if self.ramp is None else self._stage(self.ramp, place)[1]
         return place if left is None or not 0 < left < size else self.upstream.skip(place)
@@ -122,7 +138,12 @@ class Batcher(IndexNode[Any]):
     def _say_moved(self, following: int | None, place: State) -> None:
         """Say so if the round that ends at ``place`` was not cut at the start of the next size."""
         assert self.ramp is not None
-        if following is not None and following < (at := self._stage(self.ramp, place)[0]) and self._once(str(following)):
+        if (
+            following is not None
+            and following < (at := self._stage(self.ramp, place)[0])
+            and self._once(str(following))
+        ):
             log.warning(
-                f"batch_size={self.ramp.at(following)[1]} starts at sample {following}, inside a round, which is not cut: it begins with the next round, at sample {at}."
+                f"batch_size={self.ramp.at(following)[1]} starts at sample {following}, inside a round, which is not "
+                f"cut: it begins with the next round, at sample {at}."
             )

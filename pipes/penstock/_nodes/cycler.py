@@ -23,7 +23,8 @@ T = TypeVar("T", covariant=True)
 class Cycler(IndexNode[T]):
     """Repeat ``source`` epoch after epoch, with an `EndOfEpoch` marker after each.
 
-    Put it downstream of the sampler and upstream of everything slow. Then workers never learn that an epoch ended, and the pipeline never drains.
+    Put it downstream of the sampler and upstream of everything slow. Then workers never learn that an epoch ended, and
+    the pipeline never drains.
 
     Its state is ``{"epoch": e, "source": s}``. ``s`` is None if epoch ``e`` has no items left, only its marker.
 
@@ -76,7 +77,11 @@ class Cycler(IndexNode[T]):
         return self.upstream.peek(inner, positions)
 
     def skip(self, place: State) -> State:
-        return place if place["source"] is None else {"epoch": place["epoch"], "source": self.upstream.skip(place["source"])}
+        return (
+            place
+            if place["source"] is None
+            else {"epoch": place["epoch"], "source": self.upstream.skip(place["source"])}
+        )
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
         epoch = place["epoch"]
@@ -84,7 +89,9 @@ class Cycler(IndexNode[T]):
         if place["source"] is not self._ended:  # the end was not seen, and `left` may be wrong if the state is damaged
             items, place = self.read(place, 1)
         if len(items):
-            raise StateError(f"epoch {epoch} should end here, but there is another item: the state is damaged, or a length is wrong.")
+            raise StateError(
+                f"epoch {epoch} should end here, but there is another item: the state is damaged, or a length is wrong."
+            )
         left = place_of(place) if self.first.looks_back else None
         return EndOfEpoch(epoch), self.start(epoch + 1, None if left is None else left[1])
 
@@ -101,11 +108,15 @@ class Cycler(IndexNode[T]):
         if inner is None:
             if self.facts.carries_over_epochs:
                 raise StateError(
-                    "this state does not say where its epoch ended, but this source continues from there: the state is damaged, or of another graph."
+                    "this state does not say where its epoch ended, but this source continues from there: the state is "
+                    "damaged, or of another graph."
                 )
             return
         self.upstream.check(inner)
         while isinstance(inner, dict):  # nodes with a state of their own nest their source's
             if inner.get("epoch", state["epoch"]) != state["epoch"]:
-                raise StateError(f"this state is damaged: it is in epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")
+                raise StateError(
+                    f"this state is damaged: it is in epoch {state['epoch']}, but its source is in epoch "
+                    f"{inner['epoch']}."
+                )
             inner = inner.get("source")

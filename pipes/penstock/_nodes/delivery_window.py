@@ -4,8 +4,8 @@ Pure: it starts nothing, waits for nothing, and reads only whether a job is done
 
     push ──► waits for its job ──► deliver ──► settle, which drops it and moves the state past it
 
-`settle` drops entries from the front only. An entry delivered out of order stays until every older entry is delivered. Until then the state
-lists it by its distance from the oldest entry.
+`settle` drops entries from the front only. An entry delivered out of order stays until every older entry is delivered.
+Until then the state lists it by its distance from the oldest entry.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class Entry:
         self.delivered = value is None and job is None
 
     def raise_value(self) -> NoReturn:
-        """Raise the error and drop it. Its traceback refers to every frame on its way, and so to the graph that holds this entry."""
+        """Raise the error and drop it.
+
+        Its traceback refers to every frame on its way, and so to the graph that holds this entry.
+        """
         error = self.value
         try:
             raise error
@@ -52,7 +55,8 @@ class DeliveryWindow:
     """Entries in the order of the source; decides which one is delivered next.
 
     Args:
-        in_order: Deliver only the oldest entry. If False, deliver whichever is done first, but never pass a marker or an error.
+        in_order: Deliver only the oldest entry. If False, deliver whichever is done first, but never pass a marker or
+            an error.
 
     Attributes:
         base: The source's state before the oldest undelivered entry.
@@ -67,7 +71,10 @@ class DeliveryWindow:
         self.restart({})
 
     def restart(self, base: Any, delivered: Iterable[int] = ()) -> None:
-        """Start over at the source's state ``base``. The items at the distances ``delivered`` from there have been delivered already."""
+        """Start over at the source's state ``base``.
+
+        The items at the distances ``delivered`` from there have been delivered already.
+        """
         self._entries: deque[Entry] = deque()
         self._pulled = 0  # entries pushed so far
         self._skip = frozenset(delivered)  # which of them were delivered before the state was saved
@@ -80,7 +87,10 @@ class DeliveryWindow:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the next item may be delivered without an entry. The caller then sets ``base`` to the state after it."""
+        """Whether the next item may be delivered without an entry.
+
+        The caller then sets ``base`` to the state after it.
+        """
         return not (self._entries or self._skip or self._exhausted or self.unsettled)
 
     @property
@@ -130,10 +140,14 @@ class DeliveryWindow:
         self._exhausted = True
 
     def candidates(self) -> list[Entry]:
-        """The entries that may be delivered next: the first that is ready will be. Empty if the source has ended and all is delivered."""
+        """The entries that may be delivered next: the first that is ready will be.
+
+        Empty if the source has ended and all is delivered.
+        """
         entries = self._entries
         if self.in_order or not entries:
-            return [entries[0]] if entries else []  # never a delivered one: those are dropped as soon as they are the oldest
+            # never a delivered one: those are dropped as soon as they are the oldest
+            return [entries[0]] if entries else []
         found: list[Entry] = []
         for entry in entries:
             if entry.delivered:
@@ -155,9 +169,13 @@ class DeliveryWindow:
         self.settle()
 
     def fail(self, entry: Entry) -> None:
-        """Record that ``entry`` has raised. The state moves past it at the next `settle`; until then, a state loaded again retries the item."""
+        """Record that ``entry`` has raised.
+
+        The state moves past it at the next `settle`; until then, a state loaded again retries the item.
+        """
         entry.delivered = self.unsettled = True
-        entry.value = None  # last: if Ctrl-C comes first, the error is raised again. The error refers to the graph, so it must not be kept
+        # last: if Ctrl-C comes first, the error is raised again. The error refers to the graph, so it must not be kept
+        entry.value = None
         if entry.job is not None:
             self.under_way -= 1
             entry.job.forget()

@@ -1,8 +1,8 @@
 """Warns once of draws in worker threads from the global generators, and from those that the user's objects hold.
 
-Threads share these generators with each other and with the training loop, so they cannot be seeded for a sample, and the numbers drawn depend on timing.
-If the generators move while all threads between the loop and its workers wait (`Blocked`), a worker has drawn, or another thread of the program. That costs
-two looks per wait.
+Threads share these generators with each other and with the training loop, so they cannot be seeded for a sample, and
+the numbers drawn depend on timing. If the generators move while all threads between the loop and its workers wait
+(`Blocked`), a worker has drawn, or another thread of the program. That costs two looks per wait.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class DrawWatch:
             warnings.warn(message, stacklevel=2)
 
     def message_if_drawn(self, before: Look) -> str:
-        """The warning, if the generators changed since ``before``, a `look`; otherwise empty. For a caller who knows that only workers can have drawn.
+        """The warning, if the generators changed since ``before``, a `look`; otherwise empty.
+
+        For a caller who knows that only workers can have drawn.
 
         The watch itself looks only while the loop waits.
         """
@@ -69,10 +71,11 @@ class DrawWatch:
         what = ["the global random numbers"] * bool(of_process) + ["a shared generator"] * bool(of_objects)
         other = f", or another thread of your program ({', '.join(others[:_NAMED])})," if others else ""
         return (
-            f"{self._work.parts_that_may_draw}{other} drew from {' and from '.join(what)} in worker threads ({', '.join(of_process + of_objects)}). The threads "
-            f"share them with each other and with your loop, so the numbers depend on timing: another run gives different batches, and so does a resumed one. In the dataset and "
-            f'in transform=, draw from penstock.sample().rng or penstock.sample().torch_generator, which belong to the sample; or use method="process", where penstock seeds '
-            f"these generators for each sample."
+            f"{self._work.parts_that_may_draw}{other} drew from {' and from '.join(what)} in worker threads "
+            f"({', '.join(of_process + of_objects)}). The threads share them with each other and with your loop, so "
+            f"the numbers depend on timing: another run gives different batches, and so does a resumed one. In the "
+            f"dataset and in transform=, draw from penstock.sample().rng or penstock.sample().torch_generator, which "
+            f'belong to the sample; or use method="process", where penstock seeds these generators for each sample.'
         )
 
 

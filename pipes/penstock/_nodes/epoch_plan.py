@@ -1,4 +1,6 @@
-"""The plan of an epoch: the indices that a sampler yielded, in order, and a checksum by which a resumed run recognizes them."""
+"""The plan of an epoch: the indices that a sampler yielded, in order, and a checksum by which a resumed run recognizes
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ Values = npt.NDArray[np.int64] | list[Any]
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The output of a sampler for one epoch, or for a block of the epoch if the sampler has no length and did not end soon.
+    """The output of a sampler for one epoch, or for a block of the epoch if the sampler has no length and did not end
+    soon.
 
     Attributes:
         values: The samples in order: int64, shape ``(samples,)``, or a list.
-        starts: Where each batch begins in ``values``, and the end: int64, shape ``(batches + 1,)``; None if items are single samples.
+        starts: Where each batch begins in ``values``, and the end: int64, shape ``(batches + 1,)``; None if items are
+            single samples.
         drew: Whether the sampler drew from a global generator; of a plan made in a thread, whether it may have.
         begin: The position of the first item in the epoch.
         samples: Number of samples before it in the epoch.
@@ -60,7 +64,9 @@ class Plan:
         return PlanRequest(epoch + 1)
 
     def checksum(self, begin: int, end: int, checksum: int = 0) -> int:
-        """CRC-32 (ISO 3309) of the samples in the items at positions ``begin`` to ``end``, continuing from ``checksum``."""
+        """CRC-32 (ISO 3309) of the samples in the items at positions ``begin`` to ``end``, continuing from
+        ``checksum``.
+        """
         begin, end = begin - self.begin, end - self.begin
         if self.starts is not None:
             begin, end = int(self.starts[begin]), int(self.starts[end])
@@ -77,4 +83,7 @@ class Plan:
 
     def fits(self, position: int, checksum: int | None) -> bool:
         """Whether ``position`` is in this plan and ``checksum``, if there is one, matches the samples before it."""
-        return self.begin <= position <= self.end and checksum in (None, self.checksum(self.begin, position, self.before))
+        return self.begin <= position <= self.end and checksum in (
+            None,
+            self.checksum(self.begin, position, self.before),
+        )

@@ -28,8 +28,8 @@ REPLAYED = 2**8
 class EpochPlanner:
     """Plans epoch after epoch of what a sampler was when this was built, in one thread at a time.
 
-    It reads a copy, and keeps another one that is never read, with which `holds` compares the sampler when an epoch begins. A sampler that cannot be
-    copied and compared whole is read itself, and only when its epoch begins.
+    It reads a copy, and keeps another one that is never read, with which `holds` compares the sampler when an epoch
+    begins. A sampler that cannot be copied and compared whole is read itself, and only when its epoch begins.
 
     Args:
         sampler: Yields indices, or batches of them.
@@ -40,11 +40,13 @@ class EpochPlanner:
 
     Attributes:
         pristine: The copy that is never read; None if the sampler itself is read.
-        place: Where to make the next plan. In a thread nothing can be seeded, so the first plan is made where the loop waits. If the sampler then draws from
-            the global generators, so are all others.
+        place: Where to make the next plan. In a thread nothing can be seeded, so the first plan is made where the loop
+            waits. If the sampler then draws from the global generators, so are all others.
     """
 
-    def __init__(self, sampler: Any, seed: int, *, batches: bool | None, infinite: bool = False, plan_ahead: bool = False) -> None:
+    def __init__(
+        self, sampler: Any, seed: int, *, batches: bool | None, infinite: bool = False, plan_ahead: bool = False
+    ) -> None:
         self._name = type(sampler).__name__
         self._seed = seed
         self._batches = batches
@@ -58,12 +60,14 @@ class EpochPlanner:
                     self.pristine, self._reached = _whole_copy(sampler)
                 except CannotCompare as exc:
                     log.info(
-                        f"{self._name} is read when an epoch begins, and nothing is loaded of the epoch before that, because it cannot be compared with a copy, "
-                        f"which would show whether the loop has changed it: {exc}."
+                        f"{self._name} is read when an epoch begins, and nothing is loaded of the epoch before that, "
+                        f"because it cannot be compared with a copy, which would show whether the loop has changed it: "
+                        f"{exc}."
                     )
         self._sampler = sampler if self.pristine is None else copied(self.pristine)
         self._is_torchs = owns_its_randomness(sampler)  # this only saves time
-        self._next_epoch: int | None = 0  # the epoch that the sampler yields next; None: it was left in the middle of one
+        # the epoch that the sampler yields next; None: it was left in the middle of one
+        self._next_epoch: int | None = 0
         self._asked = False
         self._reading: Reading | None = None
         self.place: Place = "thread" if self._is_torchs and self.pristine is not None else "here"
@@ -71,7 +75,8 @@ class EpochPlanner:
     def __call__(self, request: PlanRequest) -> Plan:
         """The plan of an epoch, or of the block with the requested position. Errors of the sampler name the epoch.
 
-        If a thread makes it, and meanwhile the global generators move, or what the sampler's code reaches changes, the plan says that it drew.
+        If a thread makes it, and meanwhile the global generators move, or what the sampler's code reaches changes, the
+        plan says that it drew.
         """
         look = looker() if self.place == "thread" and not self._is_torchs else None
         before = None if look is None else (look(), self._reaches_the_same())
@@ -85,7 +90,9 @@ class EpochPlanner:
         except BaseException as exc:
             self.close()
             if isinstance(exc, StopIteration):  # it would be mistaken for the end of the epoch
-                raise RuntimeError(f"{self._name} raised StopIteration outside of its iterator, in epoch {request.epoch}.") from exc
+                raise RuntimeError(
+                    f"{self._name} raised StopIteration outside of its iterator, in epoch {request.epoch}."
+                ) from exc
             with suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"while reading the indices of epoch {request.epoch} from {self._name}")
             raise
@@ -103,12 +110,17 @@ class EpochPlanner:
         with neutral_modes():
             tell(self.pristine, epoch, seeded=True)
             now, then = _content(sampler), _content(self.pristine)
-            return now is not None and then is not None and now.own.equals(then.own) and now.reached.equals(self._reached)
+            return (
+                now is not None and then is not None and now.own.equals(then.own) and now.reached.equals(self._reached)
+            )
 
     def is_certain(self, epoch: int, plan: Plan) -> bool:
-        """Whether ``plan``, made in a thread, is what the sampler yields. If it is in doubt, only another reading can tell.
+        """Whether ``plan``, made in a thread, is what the sampler yields.
 
-        If the global generators moved meanwhile, another thread may have drawn from them, or the sampler, which was not seen to draw before.
+        If it is in doubt, only another reading can tell.
+
+        If the global generators moved meanwhile, another thread may have drawn from them, or the sampler, which was not
+        seen to draw before.
         """
         if not plan.drew or plan.is_block or self.place == "here" or (other := self.anew()) is None:
             return True
@@ -116,15 +128,19 @@ class EpochPlanner:
             again = other(PlanRequest(epoch))
         if again.drew:
             log.warning(
-                "%s draws from the global random numbers for the first time in epoch %d, and was read in a thread, so your own draws since the epoch before differ from those of "
-                "a run without it. Its indices are made again. To seed it from the start, pass plan_ahead=False.",
+                "%s draws from the global random numbers for the first time in epoch %d, and was read in a thread, so "
+                "your own draws since the epoch before differ from those of a run without it. Its indices are made "
+                "again. To seed it from the start, pass plan_ahead=False.",
                 self._name,
                 epoch,
             )
         return again.said == plan.said and not again.drew
 
     def anew(self) -> EpochPlanner | None:
-        """A planner over another copy of the sampler, which plans here and changes nothing. None if the sampler cannot be copied."""
+        """A planner over another copy of the sampler, which plans here and changes nothing.
+
+        None if the sampler cannot be copied.
+        """
         source = self._sampler if self.pristine is None else self.pristine
         sampler = copied(source, shares_data=_content(source) is None)
         if sampler is None:
@@ -158,14 +174,16 @@ class EpochPlanner:
     def _catch_up(self, request: PlanRequest) -> None:
         """If the sampler has a memory, read the earlier epochs. Only indices are read, and none are kept.
 
-        `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run went.
+        `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run
+        went.
         """
         if self._asked and self.pristine is None:
             # It cannot be moved back. The checksum will show whether its plan fits, except at the start of an epoch.
             if self._logs and not request.checksum and not told_by(self._sampler):
                 log.warning(
-                    "%s cannot be moved to another epoch, because it can be neither copied nor compared, so epoch %d is what it yields next. If it remembers "
-                    "what it has yielded, the order differs from that of a run that did not jump. Give it a set_epoch.",
+                    "%s cannot be moved to another epoch, because it can be neither copied nor compared, so epoch %d "
+                    "is what it yields next. If it remembers what it has yielded, the order differs from that of a run "
+                    "that did not jump. Give it a set_epoch.",
                     self._name,
                     request.epoch,
                 )
@@ -177,7 +195,10 @@ class EpochPlanner:
                 self._read_past(self._sampler, epoch)
 
     def _leaves_a_trace(self, epoch: int) -> bool:
-        """Whether the sampler holds something else once it has yielded ``epoch``, as a copy shows. True if nobody can tell."""
+        """Whether the sampler holds something else once it has yielded ``epoch``, as a copy shows.
+
+        True if nobody can tell.
+        """
         tell(self._sampler, epoch, seeded=True)
         before = _content(self._sampler)  # None where a copy may share a memory, which reading it would advance
         if before is None or (other := copied(self._sampler)) is None:
@@ -191,7 +212,8 @@ class EpochPlanner:
             any(not reading.block().more for _ in range(REPLAYED))
 
     def _open(self, sampler: Any, epoch: int) -> Reading:
-        if self._is_torchs and self.pristine is None:  # other code may read it at the same time, and draw from its generator
+        # other code may read it at the same time, and draw from its generator
+        if self._is_torchs and self.pristine is None:
             sampler = sampler if (other := copied(sampler)) is None else other
         draws = self.place == "here" and not self._is_torchs
         return Reading(sampler, self._seed, epoch, batches=self._batches, infinite=self._infinite, draws=draws)

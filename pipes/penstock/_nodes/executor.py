@@ -1,16 +1,18 @@
 """Executor: decides which workers make the items of a `ParallelMapper`, how many at a time, and in what memory.
 
-The mapper handles where items come from and in which order they are delivered. For each item it calls, in its own thread::
+The mapper handles where items come from and in which order they are delivered. For each item it calls, in its own
+thread::
 
-    limit_before ─► submit, as often as there is room ─► wait, until the one that is due is done ─► result ─► limit_after ─► submit …
+    limit_before ─► submit, as often as there is room ─► wait, until the one that is due is done ─► result
+        ─► limit_after ─► submit …
 
-The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its decisions there: with
-``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it
-warns of code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead. An item that needs an entry in
-the window is then submitted, which makes it at once.
+The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its
+decisions there: with ``num_workers="auto"`` it changes the number of workers, it derives from the first item how many
+should be in progress, and it warns of code that draws (`DrawWatch`). Without workers the mapper calls `run_inline`
+instead. An item that needs an entry in the window is then submitted, which makes it at once.
 
-The pool of workers is created at the first `start`, so that a graph can be forked and pickled until then. It lives as long as the executor,
-unless `refresh` replaces it. Only `pools.open_pool` chooses the kind of pool.
+The pool of workers is created at the first `start`, so that a graph can be forked and pickled until then. It lives as
+long as the executor, unless `refresh` replaces it. Only `pools.open_pool` chooses the kind of pool.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ _logger = logging.getLogger("penstock")
 
 @final
 class Executor:
-    """Runs ``map_fn`` in worker threads, in worker processes, or in the calling thread. One thread uses it; any thread may `interrupt` it.
+    """Runs ``map_fn`` in worker threads, in worker processes, or in the calling thread.
+
+    One thread uses it; any thread may `interrupt` it.
 
     Args:
         map_fn: Applied to each item.
@@ -71,7 +75,12 @@ class Executor:
     """
 
     def __init__(
-        self, map_fn: Callable[[Any], Any], options: WorkerOptions, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError
+        self,
+        map_fn: Callable[[Any], Any],
+        options: WorkerOptions,
+        seed: int,
+        seed_global_rngs: bool | Literal["always"],
+        on_error: OnError,
     ) -> None:
         self._options = options
         self.crew = Crew(options)
@@ -79,24 +88,31 @@ class Executor:
         lanes = facts.lanes
         if self.crew.auto is not None and lanes:
             raise ValueError(
-                f"num_workers='auto' changes the number of workers at run time, but {facts.name} is read in lanes, and one worker process must read "
-                "each lane forward. Pass a number (num_workers=2)"
-                + ("." if facts.sets_worker_info else ', or use method="thread", where threads share what they have read.')
+                f"num_workers='auto' changes the number of workers at run time, but {facts.name} is read in lanes, and "
+                "one worker process must read each lane forward. Pass a number (num_workers=2)"
+                + (
+                    "."
+                    if facts.sets_worker_info
+                    else ', or use method="thread", where threads share what they have read.'
+                )
             )
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
         self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
-        self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None  # of the user's dataset
+        # of the user's dataset
+        self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None
         if self._threaded and isinstance(map_fn, Fetch) and self._copies is not None:
             raise ValueError(
-                f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, but torch has one worker info per process, so threads "
-                f'could not read at the same time, and your loop would see it. Use method="process", or num_workers=0.'
+                f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, "
+                f"but torch has one worker info per process, so threads could not read at the same time, and your loop "
+                f'would see it. Use method="process", or num_workers=0.'
             )
         if self.epoch_aware and self._threaded:
             raise ValueError(
-                f"{type(self.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "
-                f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
+                f"{type(self.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of "
+                f'another epoch. Use method="process", or have the dataset read penstock.sample().epoch and rename its '
+                f"set_epoch."
             )
         self._watches_draws = self._threaded and seed_global_rngs is not False
         self._by_position = lanes is None and self.crew.auto is None
@@ -145,7 +161,10 @@ class Executor:
             self._pool.start()
 
     def refresh(self) -> None:
-        """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
+        """Replace the workers at the next `start`, so that they get this process's current dataset.
+
+        Starts nothing by itself.
+        """
         self._stale = True
         self._close_data()
 
@@ -168,7 +187,9 @@ class Executor:
     def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers
         self.generators.forget()
-        self._allocate = pinned if options.pin_memory and can_pin() else Recycler(self.crew.depth_of(self.crew.most)).allocate
+        self._allocate = (
+            pinned if options.pin_memory and can_pin() else Recycler(self.crew.depth_of(self.crew.most)).allocate
+        )
         if not workers:
             return
         place = None if self.draws is None else self.draws.place
@@ -179,15 +200,19 @@ class Executor:
             self._owners = LaneOwners(self._lanes, world_size, workers, by_position=self._by_position)
             if (idle := workers - self._owners.share) > 0:
                 _logger.warning(
-                    "%d of %d workers have nothing to do: this rank reads %d of the dataset's %d lanes, and each is read by one worker. Use "
-                    "num_workers=%d, or more lanes: pass lanes= to the dataset, up to the number of its shards.",
+                    "%d of %d workers have nothing to do: this rank reads %d of the dataset's %d lanes, and each is "
+                    "read by one worker. Use num_workers=%d, or more lanes: pass lanes= to the dataset, up to the "
+                    "number of its shards.",
                     *(idle, workers, self._owners.share, self._lanes, self._owners.share),
                 )
 
     # The path of an item.
 
     def run_inline(self, item: Any, began: int) -> Any:
-        """Make ``item`` in this thread; ``began`` is now. Inlined for speed, because each batch without workers passes here."""
+        """Make ``item`` in this thread; ``began`` is now.
+
+        Inlined for speed, because each batch without workers passes here.
+        """
         words = self._inline.meter.words
         words[_SINCE] = began
         try:
@@ -205,17 +230,23 @@ class Executor:
         return value
 
     def limit_before(self) -> int:
-        """How many items may be in progress, now that the mapper wants one more. After an interrupt, the next call does the rest."""
+        """How many items may be in progress, now that the mapper wants one more.
+
+        After an interrupt, the next call does the rest.
+        """
         if self.crew.auto is not None:
             self.crew.resize(self._pool, self._wait_ns)
         return self.crew.depth
 
     def submit(self, item: Any, *, idle: bool) -> Job | SplitJob:
-        """Submit ``item``; without workers, make it. With lanes it goes row by row to their owners, otherwise as a whole to any worker.
+        """Submit ``item``; without workers, make it.
+
+        With lanes it goes row by row to their owners, otherwise as a whole to any worker.
 
         Args:
             item: From the source.
-            idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the time of a few samples.
+            idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the
+                time of a few samples.
         """
         if not self.crew.number:
             made = Job(item)
@@ -281,7 +312,10 @@ class Executor:
     def begin_again(self, items: Sequence[Any], world_size: int) -> None:
         """Begin to make ``items`` once more, in the workers, because `again` is about to ask for them."""
         if self.num_workers:
-            self._again = {_key(item): self._again.get(_key(item)) or self._begun(item, world_size) for item in items[: self.crew.depth]}
+            self._again = {
+                _key(item): self._again.get(_key(item)) or self._begun(item, world_size)
+                for item in items[: self.crew.depth]
+            }
 
     def _begun(self, item: Any, world_size: int) -> Job | SplitJob:
         if self._pool is None:
@@ -289,7 +323,10 @@ class Executor:
         return self.submit(item, idle=False)
 
     def limit_after(self, value: Any) -> int:
-        """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so may raise."""
+        """How many items may be in progress while the consumer uses ``value``, which still counts as one.
+
+        May warn, and so may raise.
+        """
         if self.crew.is_new:
             self.crew.learn(value)
         if self._draws is not None and self._draws.blocked.changed is not None:
@@ -332,7 +369,9 @@ class Executor:
         """See `InlineWork.in_step`."""
         if self._draws is not None and not self.tasks:
             return True  # the first item shows most
-        return (not self.num_workers or (self._lanes is not None and self._work.collates_itself)) and self._inline.in_step
+        return (
+            not self.num_workers or (self._lanes is not None and self._work.collates_itself)
+        ) and self._inline.in_step
 
     def statistics(self, of_node: NodeStatistics) -> NodeStatistics:
         """``of_node`` with the statistics of the workers."""
@@ -341,7 +380,11 @@ class Executor:
         totals, workers = self._totals(), max(1, self.num_workers)
         available_ns = self.crew.available_ns(totals)
         idle_s = max(0.0, (available_ns - totals.busy_ns) / workers / 1e9)
-        own = WorkerStatistics(self._options.method if self.num_workers else "inline") if self._pool is None else self._pool.statistics()
+        own = (
+            WorkerStatistics(self._options.method if self.num_workers else "inline")
+            if self._pool is None
+            else self._pool.statistics()
+        )
         return dataclasses.replace(
             of_node,
             consumer_wait_s=idle_s if self.num_workers else of_node.consumer_wait_s,
@@ -386,4 +429,8 @@ _SINCE, _FIRST, _LAST, _BUSY = Meter.SINCE, Meter.FIRST, Meter.LAST, Meter.BUSY
 
 def _key(item: Any) -> Any:
     """What identifies an item among those that are made once more."""
-    return (item.epoch, item.positions.tobytes() if item.is_batch else item.positions) if type(item) is Indices else id(item)
+    return (
+        (item.epoch, item.positions.tobytes() if item.is_batch else item.positions)
+        if type(item) is Indices
+        else id(item)
+    )

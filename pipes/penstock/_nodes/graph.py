@@ -47,10 +47,11 @@ class Box:
 
 @final
 class Graph:
-    """A snapshot of a loader's graph: ``print(loader.graph)`` draws a tree, from the loader down to the source of its items.
+    """A snapshot of a loader's graph: ``print(loader.graph)`` draws a tree, from the loader down to the source of its
+    items.
 
-    Each node is shown with its settings and the number of items that it delivers per epoch on this rank. Notebooks display it. Nothing is
-    loaded or started for it.
+    Each node is shown with its settings and the number of items that it delivers per epoch on this rank. Notebooks
+    display it. Nothing is loaded or started for it.
 
     Args:
         title: One line about the loader.
@@ -97,11 +98,19 @@ def _boxes(root: Node[Any], epoch: int) -> Iterator[Box]:
             shown |= {word: value for word, value in shown_details(fetch).items() if word != "dataset"}
             with contextlib.suppress(Exception):  # a dataset may override `__class__`
                 parts = (("dataset", _dataset_box(fetch.dataset, 0)),)
-        yield Box(cut(type(node).__name__, 60), shown, "" if not isinstance(items, int) else f"{items:,} {unit} an epoch", parts)
+        yield Box(
+            cut(type(node).__name__, 60),
+            shown,
+            "" if not isinstance(items, int) else f"{items:,} {unit} an epoch",
+            parts,
+        )
 
 
 def _dataset_box(dataset: Any, depth: int) -> Box:
-    """A dataset and its parts. Looks only into classes that are known to have parts, and reads the length only of those."""
+    """A dataset and its parts.
+
+    Looks only into classes that are known to have parts, and reads the length only of those.
+    """
     name = cut(type(dataset).__name__, 60)
     if depth == _DEEPEST:
         return Box(name, {}, "")
@@ -109,7 +118,10 @@ def _dataset_box(dataset: Any, depth: int) -> Box:
     inside = vars(dataset) if known else {}
     several = list(inside.get("datasets", []))
     names = inside.get("names", range(len(several)))
-    parts = [(cut(str(called_), 40), _dataset_box(one, depth + 1)) for called_, one in zip(names, several[:_MOST_PARTS], strict=False)]
+    parts = [
+        (cut(str(called_), 40), _dataset_box(one, depth + 1))
+        for called_, one in zip(names, several[:_MOST_PARTS], strict=False)
+    ]
     if len(several) > _MOST_PARTS:
         parts.append(("…", Box(f"{len(several) - _MOST_PARTS} more", {}, "")))
     details = shown_details(dataset) if isinstance(dataset, Shown) else {}

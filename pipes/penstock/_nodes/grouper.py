@@ -33,16 +33,18 @@ _KEYS = ("epoch", "block", "taken", "position")
 class Grouper(FirstNode[Indices]):
     """Walk through ``order`` in groups: one epoch of packs or batches, then ``StopIteration``.
 
-    With `Packs` each item is one index, a `PackIndex`; with `Buckets` it is a batch of indices, with their positions in the order. The order
-    is cut into blocks, and the groups of a block depend on that block only. So the state is a block, the number of its groups already taken,
-    and the number of groups in the epoch so far; moving to a state plans one block. Ranks get whole groups. An epoch cannot be padded.
+    With `Packs` each item is one index, a `PackIndex`; with `Buckets` it is a batch of indices, with their positions in
+    the order. The order is cut into blocks, and the groups of a block depend on that block only. So the state is a
+    block, the number of its groups already taken, and the number of groups in the epoch so far; moving to a state plans
+    one block. Ranks get whole groups. An epoch cannot be padded.
 
     Args:
         order: Which index is at which position; see `Sampler`.
         groups: `Packs` or `Buckets`.
 
     Raises:
-        GraphError: ``order`` is not an order, or ``groups`` is neither. While reading: the order has an index without a length.
+        GraphError: ``order`` is not an order, or ``groups`` is neither. While reading: the order has an index without a
+            length.
     """
 
     __module__ = "penstock.nodes"
@@ -59,7 +61,8 @@ class Grouper(FirstNode[Indices]):
         self._blocks = -(-len(order) // groups.block)
         self._last: _Block | None = None  # the block that was read last
         self._ends: tuple[int, list[int]] = -1, []  # see `_ends_of`
-        # An epoch is counted by planning it. A thread counts the next epoch with its own order, because an order may cache what it computes.
+        # An epoch is counted by planning it. A thread counts the next epoch with its own order, because an order may
+        # cache what it computes.
         self._counts: dict[int, int] = {}
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
         self._counting: PlanSource[int] = PlanSource()
@@ -90,17 +93,21 @@ class Grouper(FirstNode[Indices]):
             groups = self._block(epoch, block)
             if taken and taken >= len(groups):  # a block of empty sequences has no groups
                 raise StateError(
-                    f"a state at group {taken} of block {block} is out of bounds: the block has {len(groups)} groups. It is damaged."
+                    f"a state at group {taken} of block {block} is out of bounds: the block has {len(groups)} groups. "
+                    f"It is damaged."
                 )
             origin = position - taken  # the position of the block's first group
             end = min(target, origin + len(groups))
             items += [groups.item(at - origin, at) for at in range(begin + len(items) * every, end, every)]
             block, taken = (block, end - origin) if end < origin + len(groups) else (block + 1, 0)
             position = end
-        if self.groups.count and (position > self._counts[epoch] or (block == self._blocks and position < self._counts[epoch])):
+        if self.groups.count and (
+            position > self._counts[epoch] or (block == self._blocks and position < self._counts[epoch])
+        ):
             raise StateError(
-                f"a state claims that {place['position']} groups come before group {place['taken']} of block {place['block']}, but epoch {epoch} has "
-                f"{self._counts[epoch]} groups, and reading ended at {position}. It is damaged."
+                f"a state claims that {place['position']} groups come before group {place['taken']} of block "
+                f"{place['block']}, but epoch {epoch} has {self._counts[epoch]} groups, and reading ended at "
+                f"{position}. It is damaged."
             )
         if self.groups.count and items:
             self._counting.order(self._counter, PlanRequest(epoch + 1))
@@ -117,9 +124,12 @@ class Grouper(FirstNode[Indices]):
             block = 0 if position < 0 else bisect_right(self._ends_of(epoch), position)
             if position < 0 or block == self._blocks:
                 raise IndexError(
-                    f"pack {position} is not in epoch {epoch}, which has {self._ends_of(epoch)[-1] if self._blocks else 0} packs."
+                    f"pack {position} is not in epoch {epoch}, which has "
+                    f"{self._ends_of(epoch)[-1] if self._blocks else 0} packs."
                 )
-            found.append(self._block(epoch, block).item(position - (self._ends_of(epoch)[block - 1] if block else 0), position))
+            found.append(
+                self._block(epoch, block).item(position - (self._ends_of(epoch)[block - 1] if block else 0), position)
+            )
         self._last = last
         return found
 
@@ -135,15 +145,17 @@ class Grouper(FirstNode[Indices]):
         most = min(block * self.groups.block, len(self.order)) * self.groups.groups_per_item  # in the blocks before
         if block > self._blocks or (block == self._blocks and taken) or not 0 <= position - taken <= most:
             raise StateError(
-                f"a state at group {taken} of block {block}, with {position} groups before it, is out of bounds: an epoch has {self._blocks} blocks. Was it "
-                f"saved with another dataset?"
+                f"a state at group {taken} of block {block}, with {position} groups before it, is out of bounds: an "
+                f"epoch has {self._blocks} blocks. Was it saved with another dataset?"
             )
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         if place is not None:
             block, taken = place.get("block"), place.get("taken")
             # A block is always planned as a whole.
-            place = {"position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None}
+            place = {
+                "position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None
+            }
         return self._indices.settings_at(epoch, place)
 
     def changes(self) -> dict[str, Any]:
@@ -151,7 +163,11 @@ class Grouper(FirstNode[Indices]):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         if "skip" in changes or (changes and self.groups.count):
-            why = "count=True counts the groups of whole epochs in advance" if self.groups.count else "groups are made of whole blocks"
+            why = (
+                "count=True counts the groups of whole epochs in advance"
+                if self.groups.count
+                else "groups are made of whole blocks"
+            )
             raise ValueError(f"{why}, so these changes are not possible.")
         self._indices.adopt(changes)
         self._ends = -1, []
@@ -202,7 +218,13 @@ class _Block:
         self._indices, self._positions = indices[plan.members], positions[plan.members]
         self._packs: list[list[Any]] | None = None  # the columns of a `PackIndex`
         if plan.pieces is not None and isinstance(groups, Packs):
-            columns = self._indices, self._positions, groups.lengths[self._indices], plan.pieces.starts, plan.pieces.lengths
+            columns = (
+                self._indices,
+                self._positions,
+                groups.lengths[self._indices],
+                plan.pieces.starts,
+                plan.pieces.lengths,
+            )
             also = [np.stack([counts[self._indices] for counts, _ in groups.also.values()], 1)] if groups.also else []
             self._packs = [column.tolist() for column in (*columns, *also)]
 
@@ -233,7 +255,9 @@ class _Counter:
         return _counted(self._order, self._groups, request.epoch, self._counts, self)
 
 
-def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int, int], counter: _Counter | None = None) -> int:
+def _counted(
+    order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int, int], counter: _Counter | None = None
+) -> int:
     """Groups in ``epoch``. If two threads count the same epoch, the first to finish ends the other's count, too."""
     count = 0
     for begin in range(0, len(order), groups.block):
@@ -249,7 +273,8 @@ def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int
 def _plan(groups: Packs | Buckets, indices: Int64s) -> Groups:
     if len(indices) and int(indices.max()) >= len(groups.lengths):
         raise GraphError(
-            f"the order has index {int(indices.max())}, but there are {len(groups.lengths)} lengths. Pass one length for each index of the dataset."
+            f"the order has index {int(indices.max())}, but there are {len(groups.lengths)} lengths. Pass one length "
+            f"for each index of the dataset."
         )
     return groups.plan(indices)
 

@@ -24,7 +24,9 @@ def growing(facts: DatasetFacts, *, shuffle: bool, seed: int) -> GrowingSampler:
     """The source of a dataset that `grows`: of its own parts, or else of its samples."""
     if (own := facts.parts) is not None:
         return GrowingSampler(own(shuffle=shuffle, seed=seed))
-    return GrowingSampler(Parts(facts.samples(), "samples", partial(ShuffledOrder, seed=seed) if shuffle else SequentialOrder))
+    return GrowingSampler(
+        Parts(facts.samples(), "samples", partial(ShuffledOrder, seed=seed) if shuffle else SequentialOrder)
+    )
 
 
 @final
@@ -44,7 +46,8 @@ class GrowingSampler(FirstNode["Indices"]):
         self.growth = Growth(parts.now, parts.noun, self._settings)
         self._samplers: dict[int, Sampler] = {}
         now = self._of(parts.now).facts.settings
-        # Ranks that have found different data are to be compared, so only what all numbers of parts have in common goes into the settings.
+        # Ranks that have found different data are to be compared, so only what all numbers of parts have in common goes
+        # into the settings.
         super().__init__(Facts({name: value for name, value in now.items() if name not in ("length", "counts")}))
 
     def details(self) -> dict[str, Any]:
@@ -68,7 +71,10 @@ class GrowingSampler(FirstNode["Indices"]):
     def passed(self, place: State) -> int:
         epoch = place["epoch"]
         begun = [era for era in self.growth.eras if era[0] < epoch]
-        whole = sum((end - since) * self.growth.settings(parts)["length"] for (since, parts), (end, _) in pairwise([*begun, (epoch, 0)]))
+        whole = sum(
+            (end - since) * self.growth.settings(parts)["length"]
+            for (since, parts), (end, _) in pairwise([*begun, (epoch, 0)])
+        )
         return int(whole + place["position"])
 
     def seek(self, place: State) -> State:
@@ -88,8 +94,14 @@ class GrowingSampler(FirstNode["Indices"]):
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
         length, ends = settings.get("length"), self._parts.ends
-        found = [] if not isinstance(length, int) else [length] if ends is None else np.flatnonzero(ends == length).tolist()
-        return {"grow": [[0, max(found, key=lambda parts: self._settings(parts).get("counts") == settings.get("counts"))]]} if found else {}
+        found = (
+            [] if not isinstance(length, int) else [length] if ends is None else np.flatnonzero(ends == length).tolist()
+        )
+        return (
+            {"grow": [[0, max(found, key=lambda parts: self._settings(parts).get("counts") == settings.get("counts"))]]}
+            if found
+            else {}
+        )
 
     def adopt(self, changes: dict[str, Any]) -> None:
         self.growth.adopt(changes)
@@ -104,7 +116,8 @@ class GrowingSampler(FirstNode["Indices"]):
         found = self._samplers.get(parts)
         if found is None:
             found = Sampler(self._parts.order(parts))
-            self._samplers = {**dict([*self._samplers.items()][-1:]), parts: found}  # of two epochs, because the next one is read ahead
+            # of two epochs, because the next one is read ahead
+            self._samplers = {**dict([*self._samplers.items()][-1:]), parts: found}
         return found
 
     def _settings(self, parts: int) -> dict[str, Any]:

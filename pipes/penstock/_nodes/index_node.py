@@ -1,15 +1,16 @@
 """IndexNode: a node of the index level. Its items are a function of a place.
 
-A *place* is the JSON of a position, such as a state of a `Cycler`, and is immutable. `IndexNode.read` takes a place and returns the place
-after the items that it read. The reader keeps it: a `ParallelMapper` in its window, a `Prefetcher` with each item. So a read that fails or
-is interrupted has moved nothing, and nodes upstream of the one that is read have no position at all.
+A *place* is the JSON of a position, such as a state of a `Cycler`, and is immutable. `IndexNode.read` takes a place and
+returns the place after the items that it read. The reader keeps it: a `ParallelMapper` in its window, a `Prefetcher`
+with each item. So a read that fails or is interrupted has moved nothing, and nodes upstream of the one that is read
+have no position at all.
 
-A node may cache things for speed: indices computed ahead, the plan of a sampler's epoch, or how far a stream was read. A place other than
-the last one it returned costs time, and nothing else.
+A node may cache things for speed: indices computed ahead, the plan of a sampler's epoch, or how far a stream was read.
+A place other than the last one it returned costs time, and nothing else.
 
-To write a node of the index level, override `start`, `left`, `read` and `check` of a `FirstNode`, or `read` (and `counted`, if needed) of
-an `IndexNode`. An `IndexNode` that adds something to the place of its source overrides every method with a place, and nests the source's place
-under ``"source"``; `Cycler` is one.
+To write a node of the index level, override `start`, `left`, `read` and `check` of a `FirstNode`, or `read` (and
+`counted`, if needed) of an `IndexNode`. An `IndexNode` that adds something to the place of its source overrides every
+method with a place, and nests the source's place under ``"source"``; `Cycler` is one.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class Facts:
         rank_settings: Names and JSON values that must match on every rank, but are not part of a state.
         infinite: There is a `Cycler`, so epochs end with a marker and never with ``StopIteration``.
         carries_over_epochs: An epoch begins where the previous one was left, even if it was left early.
-        in_rounds: Items are made for the number of ranks that they are dealt to: those of a read with ``every=r`` are whole rounds of r ranks.
-        sharded_by: How items are split among ranks: by the `Sharder` (``"items"``) or by the source itself (``"own"``); None if undecided.
+        in_rounds: Items are made for the number of ranks that they are dealt to: those of a read with ``every=r`` are
+            whole rounds of r ranks.
+        sharded_by: How items are split among ranks: by the `Sharder` (``"items"``) or by the source itself (``"own"``);
+            None if undecided.
     """
 
     settings: dict[str, Any]
@@ -88,7 +91,10 @@ class IndexNode(Node[T]):
             self.upstream = index_of(self._source)
             facts = self.upstream.facts
             self.facts = replace(
-                facts, settings=facts.settings | (settings or {}), rank_settings=facts.rank_settings | (rank_settings or {}), **changed
+                facts,
+                settings=facts.settings | (settings or {}),
+                rank_settings=facts.rank_settings | (rank_settings or {}),
+                **changed,
             )
 
     @property
@@ -101,8 +107,8 @@ class IndexNode(Node[T]):
 
         Args:
             epoch: From 0.
-            after: Passed only to a source that `looks_back`: the first node's place where the run is now, in this epoch or an earlier one.
-                None: the run has left no epoch early.
+            after: Passed only to a source that `looks_back`: the first node's place where the run is now, in this epoch
+                or an earlier one. None: the run has left no epoch early.
         """
         return self.upstream.start(epoch, after)
 
@@ -112,10 +118,12 @@ class IndexNode(Node[T]):
         return None if left is None else self.counted(left)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
-        """Advance by ``n * every`` items from ``place``. Returns those at ``first``, ``first + every``, …, and the place after them all.
+        """Advance by ``n * every`` items from ``place``.
 
-        Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0, which makes a source that plans its epoch do so. The next
-        read begins at the returned place, even after an empty read.
+        Returns those at ``first``, ``first + every``, …, and the place after them all.
+
+        Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0, which makes a source that plans its epoch
+        do so. The next read begins at the returned place, even after an empty read.
         """
         return self.upstream.read(place, n, every, first)
 
@@ -125,12 +133,14 @@ class IndexNode(Node[T]):
         Positions past the end wrap around; a node that yields fewer items than its source must map them.
 
         Raises:
-            GraphError: The node cannot be read by position. The `Sharder` adds the argument that needs it, and the remedy.
+            GraphError: The node cannot be read by position. The `Sharder` adds the argument that needs it, and the
+                remedy.
         """
         return self.upstream.peek(place, positions)
 
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
-        """The items with these addresses: ``positions`` (int64, shape ``(n,)``) in the global sequence of ``epoch``, as an `Indices` has them.
+        """The items with these addresses: ``positions`` (int64, shape ``(n,)``) in the global sequence of ``epoch``, as
+        an `Indices` has them.
 
         Moves nothing. With ``wraps``, positions past the end are those of items that are dealt again.
 
@@ -141,18 +151,27 @@ class IndexNode(Node[T]):
         return self.upstream.at(epoch, positions, wraps=wraps)
 
     def skip(self, place: State) -> State:
-        """The place at the end of the epoch of ``place``. No rank gets the items in between, whose number `left` knows."""
+        """The place at the end of the epoch of ``place``.
+
+        No rank gets the items in between, whose number `left` knows.
+        """
         return self.upstream.skip(place)
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
-        """The marker at ``place``, where no item is left, and the place after it. A finite graph raises ``StopIteration``."""
+        """The marker at ``place``, where no item is left, and the place after it.
+
+        A finite graph raises ``StopIteration``.
+        """
         return self.upstream.over(place)
 
     def check(self, state: Any) -> None:
         self.upstream.check(state)
 
     def seek(self, place: State) -> State:
-        """Called when a reader moves to ``place``: a forward-only source goes there now. Returns where the reader continues."""
+        """Called when a reader moves to ``place``: a forward-only source goes there now.
+
+        Returns where the reader continues.
+        """
         return self.upstream.seek(place)
 
     def restart(self, place: State | None) -> State:
@@ -162,7 +181,10 @@ class IndexNode(Node[T]):
     # The torchdata contract: a reader of this node, which keeps the place.
 
     def reset(self, initial_state: State | None = None) -> None:
-        """Move to ``initial_state``. Without one, a finite node begins its next epoch if part of this one was read; an infinite one restarts."""
+        """Move to ``initial_state``.
+
+        Without one, a finite node begins its next epoch if part of this one was read; an infinite one restarts.
+        """
         place = self.restart(self._place) if initial_state is None else initial_state
         self.check(place)
         for node in self.chain():
@@ -222,21 +244,27 @@ class FirstNode(IndexNode[T]):
         return self.left(self.start(epoch))
 
     def note(self, place: State) -> tuple[int, ...]:
-        """Checksums of what is read from ``place`` on. Two ranks read the same if they share one. Empty if there is nothing to compare, or not yet.
+        """Checksums of what is read from ``place`` on.
+
+        Two ranks read the same if they share one. Empty if there is nothing to compare, or not yet.
 
         Asked only about a place where reading began, after something was read. Thread-safe; see `RankNotes`.
         """
         return ()
 
     who_deals = (
-        "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. With split='items', every rank reads all of it "
-        "and keeps its share. With split='own', it gives each rank its own share, and the loader splits nothing. Pass split to from_dataset, or to the "
-        "source: IterableSource(..., split=...)."
+        "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. With "
+        "split='items', every rank reads all of it and keeps its share. With split='own', it gives each rank its own "
+        "share, and the loader splits nothing. Pass split to from_dataset, or to the source: IterableSource(..., "
+        "split=...)."
     )
     """What to say to several ranks if ``sharded_by`` is None."""
 
     def absent(self, found: Nothing) -> None:
-        """A worker found nothing at an item of this source, which so far could not know that. Called before a later item is delivered."""
+        """A worker found nothing at an item of this source, which so far could not know that.
+
+        Called before a later item is delivered.
+        """
         raise GraphError(f"{type(self).__name__} has no empty items")
 
     @property
@@ -245,7 +273,10 @@ class FirstNode(IndexNode[T]):
         return type(self).note is not FirstNode.note
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
-        """Settings that depend on ``place``, as for a `ScheduledOrder`. None is the end of ``epoch``. Accepts unchecked places."""
+        """Settings that depend on ``place``, as for a `ScheduledOrder`.
+
+        None is the end of ``epoch``. Accepts unchecked places.
+        """
         return {}
 
     def changes(self) -> dict[str, Any]:
@@ -270,12 +301,16 @@ class FirstNode(IndexNode[T]):
         """A run goes on at ``place`` of ``epoch``; None: at its end."""
 
     def passed(self, place: State) -> int:
-        """The samples of training before ``place``, on all ranks together; more, if later ones are planned together with those.
+        """The samples of training before ``place``, on all ranks together; more, if later ones are planned together
+        with those.
 
         Raises:
             GraphError: They are not counted.
         """
-        raise GraphError(f"{self.facts.settings.get('order', type(self).__name__)} does not count the samples since the start of training")
+        raise GraphError(
+            f"{self.facts.settings.get('order', type(self).__name__)} does not count the samples since the start of "
+            f"training"
+        )
 
     def choices(self) -> dict[str, Any]:
         """Settings that must match on every rank, and that a run may change; as in ``rank_settings``."""
@@ -310,7 +345,10 @@ class FirstNode(IndexNode[T]):
 
 @final
 class _Transformed(IndexNode[Any]):
-    """A user's node that changes items, or a mapper without workers, upstream of a node of the index level. If ``transform`` raises, its item was not read."""
+    """A user's node that changes items, or a mapper without workers, upstream of a node of the index level.
+
+    If ``transform`` raises, its item was not read.
+    """
 
     def __init__(self, node: Node[Any]) -> None:
         super().__init__(node.source)
@@ -329,14 +367,17 @@ class _Transformed(IndexNode[Any]):
 
 @final
 class _Positioned(FirstNode[Any]):
-    """A node with its own position upstream of a node of the index level: a user's, or one of ours that has items in flight."""
+    """A node with its own position upstream of a node of the index level: a user's, or one of ours that has items in
+    flight.
+    """
 
     def __init__(self, node: Node[Any]) -> None:
         self._below = None if node._source is None else index_of(node._source)
         super().__init__(Facts({}) if self._below is None else self._below.facts)
         self._node = node
         self._stands: State | None = None  # the place where the node is, compared by identity
-        self._marker: tuple[State, EndOfEpoch, State] | None = None  # read but not requested yet, between the places before and after it
+        # read but not requested yet, between the places before and after it
+        self._marker: tuple[State, EndOfEpoch, State] | None = None
 
     @property
     def first(self) -> FirstNode[Any]:
@@ -375,7 +416,9 @@ class _Positioned(FirstNode[Any]):
         if self._marker is None or self._marker[0] is not place:
             items, place = self.read(place, 1)
             if items or self._marker is None:
-                raise StateError(f"{type(self._node).__name__} has another item where its epoch should end: the state is damaged.")
+                raise StateError(
+                    f"{type(self._node).__name__} has another item where its epoch should end: the state is damaged."
+                )
         _, marker, self._stands = self._marker
         self._marker = None
         return marker, self._stands
@@ -409,7 +452,9 @@ def index_of(node: Node[Any]) -> IndexNode[Any]:
     if isinstance(node, IndexNode):
         return node
     kind = type(node)
-    keeps_none = node._keeps_none or (kind.next is Node.next and kind.get_state is Node.get_state and kind.reset is Node.reset)
+    keeps_none = node._keeps_none or (
+        kind.next is Node.next and kind.get_state is Node.get_state and kind.reset is Node.reset
+    )
     if node._source is not None and keeps_none:
         return _Transformed(node)
     return _Positioned(node)
@@ -434,7 +479,8 @@ def left_at(root: Node[Any], state: State) -> int | None:
             left = node.left(state)
             return None if left is None else _counted(left - delivered, above)
         users = not type(node).get_state.__module__.startswith("penstock.")
-        if "delivered" in state or (users and "epoch" not in state and "source" in state):  # a state of its own, with its source's in it
+        # a state of its own, with its source's in it
+        if "delivered" in state or (users and "epoch" not in state and "source" in state):
             delivered += len(state.get("delivered", ()))
             state = state["source"]
         above.append(node)

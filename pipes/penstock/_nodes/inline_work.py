@@ -28,11 +28,13 @@ _logger = logging.getLogger("penstock")
 class InlineWork:
     """Runs tasks in the caller's thread, and leaves the global generators unchanged.
 
-    In the consumer's thread, the generators are seeded for each sample and restored afterwards; see `GlobalSeeding`. In a reader thread, restoring
-    would undo the consumer's concurrent draws. So a reader thread watches the first batches to see whether samples draw at all:
+    In the consumer's thread, the generators are seeded for each sample and restored afterwards; see `GlobalSeeding`. In
+    a reader thread, restoring would undo the consumer's concurrent draws. So a reader thread watches the first batches
+    to see whether samples draw at all:
 
     - If they do not, nothing is seeded.
-    - If they do, they are seeded, and each batch is loaded only while the consumer waits for it (`in_step`), so that no other code draws.
+    - If they do, they are seeded, and each batch is loaded only while the consumer waits for it (`in_step`), so that no
+      other code draws.
 
     Args:
         map_fn: Applied to each item.
@@ -41,7 +43,9 @@ class InlineWork:
         on_error: See `ParallelMapper`.
     """
 
-    def __init__(self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError) -> None:
+    def __init__(
+        self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError
+    ) -> None:
         self.seeded: FetchTask | FunctionTask = _work_of(map_fn, seed, seed_global_rngs, on_error)
         self._unseeded = _work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
@@ -49,7 +53,8 @@ class InlineWork:
         # A function may change its item; a sample can be loaded again.
         self._copies = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
-        # What belongs to the whole process is not touched while the consumer works, neither its generators nor torch's worker info.
+        # What belongs to the whole process is not touched while the consumer works, neither its generators nor torch's
+        # worker info.
         self._draws = seed_global_rngs == "always" or (isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info)
         self._watch = GlobalRngSnapshot()
 
@@ -86,7 +91,8 @@ class InlineWork:
                 self._draws = True  # perhaps: seeding is always right
                 return self.seeded.inline(task, allocate)
         with global_rngs_kept():
-            seed_globals(0, 0, 0)  # the consumer's draws may have left a spare normal deviate in NumPy, which `look` cannot handle
+            # the consumer's draws may have left a spare normal deviate in NumPy, which `look` cannot handle
+            seed_globals(0, 0, 0)
             before = self._watch.look()
             try:
                 value = self._unseeded.inline(task, allocate)
@@ -97,9 +103,10 @@ class InlineWork:
                 if self._was_calm(before):
                     return value
         _logger.warning(
-            "%s draws from the global random numbers in a background thread, or another thread drew while it ran. To leave your own draws undisturbed, "
-            "batches are loaded only while you wait for them, not ahead. To load ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does "
-            "not), or draw from penstock.sample().rng, also in the other thread.",
+            "%s draws from the global random numbers in a background thread, or another thread drew while it ran. To "
+            "leave your own draws undisturbed, batches are loaded only while you wait for them, not ahead. To load "
+            "ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does not), or draw from "
+            "penstock.sample().rng, also in the other thread.",
             self.seeded.parts_that_may_draw,
         )
         return self.seeded.inline(again, allocate)

@@ -4,11 +4,12 @@ The difficult part is to begin epoch e without reading the epochs before it. `_b
 
 1. If the iterable has no state between passes, or its next pass is epoch e anyway (`_follows`): start that pass.
 2. If it has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
-3. Otherwise epoch e begins where epoch e - 1 ends: in the saved state at that end (``after``), or after reading the epochs in between. The log says so once.
+3. Otherwise epoch e begins where epoch e - 1 ends: in the saved state at that end (``after``), or after reading the
+   epochs in between. The log says so once.
 
-Another loader, or the user, may have moved the same iterable in between. So `_used` records for each iterable its pristine state and the
-state in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as
-pristine.
+Another loader, or the user, may have moved the same iterable in between. So `_used` records for each iterable its
+pristine state and the state in which we left it. If an iterable is in another state when a new source begins to read,
+its owner moved it, and that state counts as pristine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _FIRSTS = 64
 
 @dataclass
 class _Used:
-    """What is known of an iterable or node that a source in this process has begun to read, for the next source that reads it.
+    """What is known of an iterable or node that a source in this process has begun to read, for the next source that
+    reads it.
 
     Attributes:
         pristine: The state before anything was read.
@@ -65,7 +67,9 @@ class _Used:
 
     @classmethod
     def of(cls, iterable: Any, now: Any, *, is_node: bool) -> tuple[_Used, bool]:
-        """The record of ``iterable``, which is in the state ``now``, and whether another source has read it since its pristine state."""
+        """The record of ``iterable``, which is in the state ``now``, and whether another source has read it since its
+        pristine state.
+        """
         used = _used.get(id(iterable))
         if used is None:
             used = cls(now, now)
@@ -82,8 +86,9 @@ class _Used:
         """Refuse ``source`` if another one has begun to read the iterable, and so has moved it."""
         if self.reader is not None and self.reader() not in (source, None):
             raise GraphError(
-                f"another loader has begun to read this {type(source.iterable).__name__}, which has only one position, so the two would take each other's items. "
-                f"Give each loader its own copy, or start an epoch of this loader only after the other has finished its epoch."
+                f"another loader has begun to read this {type(source.iterable).__name__}, which has only one position, "
+                f"so the two would take each other's items. Give each loader its own copy, or start an epoch of this "
+                f"loader only after the other has finished its epoch."
             )
 
 
@@ -92,39 +97,47 @@ _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables t
 
 @final
 class IterableSource(FirstNode[Indices]):
-    """Read an iterable, or a torchdata node, once per epoch, in the consumer's process. Upstream of a `Sharder`, every rank reads it.
+    """Read an iterable, or a torchdata node, once per epoch, in the consumer's process.
 
-    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch, and nothing is read of an epoch before the loop asks for it (unless it
-    keeps the epoch in shared memory, as those of Hugging Face do). If it has a state but no ``set_epoch``, an epoch begins in
-    the state in which the previous one ended, also after a resume. To jump to an epoch, the epochs before it are read to their ends, and the
-    log says so once.
+    Upstream of a `Sharder`, every rank reads it.
 
-    **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise a resume reads
-    the items up to the saved position again, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts,
-    lists, tuples and sets; anything else is refused at the first batch.
+    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch, and nothing is read of an epoch
+    before the loop asks for it (unless it keeps the epoch in shared memory, as those of Hugging Face do). If it has a
+    state but no ``set_epoch``, an epoch begins in the state in which the previous one ended, also after a resume. To
+    jump to an epoch, the epochs before it are read to their ends, and the log says so once.
 
-    **Ranks.** Upstream of a `Sharder` with several ranks, ``split`` is required. With ``"own"`` the iterable splits itself, so ``tail`` has no
-    effect, and epochs may differ in length between ranks. Without a ``state_dict``, the state is the number of items read, and loads on any
-    rank at the same world size if all shares are equally long. If they are not, every rank must save its own state, and a state that counts
-    more items than this rank's share has is refused. With a ``state_dict``, every rank must always save its own state.
+    **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume.
+    Otherwise a resume reads the items up to the saved position again, with a warning. The state may hold numbers,
+    strings, bytes, tensors and NumPy arrays, in dicts, lists, tuples and sets; anything else is refused at the first
+    batch.
 
-    **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU seeded from (seed, epoch,
-    position); ``set_epoch`` and ``iter`` get a separate seed. The generators that the iterable holds (``self.rng``) are seeded too, each by its path, unless it
-    has a ``state_dict`` and ``load_state_dict``. So the iterable's draws do not depend on the number of workers or on where a run
-    was resumed. Afterwards the caller's generators are restored exactly. This costs 7 us per item and 80 us per block. It does not apply in the
-    thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream, because seeding there would disturb the consumer's own draws; the log says so
-    if the first block draws. Nor does it apply in the threads and processes of a torchdata node. In such a node, a sampler
-    that has its own ``generator`` gets a new one for each epoch: in epoch 0 in the state of the one that it was given, later seeded by it and the epoch.
+    **Ranks.** Upstream of a `Sharder` with several ranks, ``split`` is required. With ``"own"`` the iterable splits
+    itself, so ``tail`` has no effect, and epochs may differ in length between ranks. Without a ``state_dict``, the
+    state is the number of items read, and loads on any rank at the same world size if all shares are equally long. If
+    they are not, every rank must save its own state, and a state that counts more items than this rank's share has is
+    refused. With a ``state_dict``, every rank must always save its own state.
+
+    **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU
+    seeded from (seed, epoch, position); ``set_epoch`` and ``iter`` get a separate seed. The generators that the
+    iterable holds (``self.rng``) are seeded too, each by its path, unless it has a ``state_dict`` and
+    ``load_state_dict``. So the iterable's draws do not depend on the number of workers or on where a run was resumed.
+    Afterwards the caller's generators are restored exactly. This costs 7 us per item and 80 us per block. It does not
+    apply in the thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream, because seeding there would disturb the
+    consumer's own draws; the log says so if the first block draws. Nor does it apply in the threads and processes of a
+    torchdata node. In such a node, a sampler that has its own ``generator`` gets a new one for each epoch: in epoch 0
+    in the state of the one that it was given, later seeded by it and the epoch.
 
     Args:
-        iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node. Or ``DatasetFacts`` of one.
-        split: ``"items"``: every rank reads everything and keeps its share. ``"own"``: the iterable splits itself by rank. None: undecided,
-            which is an error with several ranks.
+        iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node. Or
+            ``DatasetFacts`` of one.
+        split: ``"items"``: every rank reads everything and keeps its share. ``"own"``: the iterable splits itself by
+            rank. None: undecided, which is an error with several ranks.
         seed: Seeds its random numbers.
         seed_global_rngs: False leaves the global generators alone.
 
     Raises:
-        GraphError: ``iterable`` can be read only once, is one of penstock's nodes, or is known to split itself although ``split="items"``.
+        GraphError: ``iterable`` can be read only once, is one of penstock's nodes, or is known to split itself although
+            ``split="items"``.
         StateMismatch: While reading, after a reset to a state: the state counts more items than this rank's share has.
         StateError: While reading: the iterable's state holds a value that cannot be saved.
     """
@@ -143,20 +156,24 @@ class IterableSource(FirstNode[Indices]):
     ) -> None:
         if split not in (None, "items", "own"):
             raise ValueError(
-                f"split={split!r} must be 'items' (every rank reads everything and keeps its share), 'own' (the iterable splits itself by rank) or None."
+                f"split={split!r} must be 'items' (every rank reads everything and keeps its share), 'own' (the "
+                f"iterable splits itself by rank) or None."
             )
         if isinstance(iterable, Node):
             raise GraphError(f"{type(iterable).__name__} is already a penstock node. Leave the IterableSource out.")
         facts = DatasetFacts.of(iterable)
         if split == "items" and facts.splits_itself is not None:
             raise GraphError(
-                f"split='items' would give every rank a share of its share: {facts.splits_itself}. Use split='own', or pass the data unsplit, the same on every rank."
+                f"split='items' would give every rank a share of its share: {facts.splits_itself}. Use split='own', or "
+                f"pass the data unsplit, the same on every rank."
             )
         self.iterable = facts.dataset
         self.split = split
         self.seed_global_rngs = seed_global_rngs
         self._seed = checked_seed(seed)
-        self._reader: Reader = NodeReader(self.iterable) if isinstance(self.iterable, BaseNode) else IterableReader(facts)
+        self._reader: Reader = (
+            NodeReader(self.iterable) if isinstance(self.iterable, BaseNode) else IterableReader(facts)
+        )
         self._keeps_epoch = self._reader.told and facts.keeps_epoch
         # The state of an iterable with a state_dict decides what it draws next; a node has its own rule.
         self._rng = StreamRng(facts, seed, seed_global_rngs, held=not self._reader.stateful)
@@ -171,7 +188,8 @@ class IterableSource(FirstNode[Indices]):
         self._epoch = self._position = 0
         self._ended = False
         self._first = FirstItems()
-        self._firsts: dict[tuple[int, int], FirstItems] = {}  # the last ones, by the epoch and the position where reading began
+        # the last ones, by the epoch and the position where reading began
+        self._firsts: dict[tuple[int, int], FirstItems] = {}
         super().__init__(Facts({"source": facts.name}, sharded_by=split))
 
     @property
@@ -222,13 +240,15 @@ class IterableSource(FirstNode[Indices]):
                     item = self._item(self._epoch, self._position)
                     if k % every == first:
                         taken.append(Indices(self._epoch, self._position, item))
-                    self._position += 1  # last: Ctrl-C at the jump of an `if` could skip what restores the modes (python/cpython#130279)
+                    # last: Ctrl-C at the jump of an `if` could skip what restores the modes (python/cpython#130279)
+                    self._position += 1
             except StopIteration:
                 self._check_given()
                 self._end()
                 self._compare_length()
             used.gave = used.gave or self._position > 0
-            self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved raises at this block
+            # now, so that a state that cannot be saved raises at this block
+            self._inner = self._state_of(self._reader.state())
             used.left, used.reading = self._inner, False
         if self.compared and every == 1:
             self._first.add([item.values for item in taken], ended=self._ended)
@@ -241,14 +261,18 @@ class IterableSource(FirstNode[Indices]):
 
     def check(self, state: Any) -> None:
         said = {"after": object} if isinstance(state, dict) and "after" in state else {}
-        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object, **said})[self._reader.KEY]
+        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object, **said})[
+            self._reader.KEY
+        ]
         if inner is not None and not isinstance(inner, dict):
             raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, not {inner!r:.80}.")
         decoded(inner)
         if said:
             self.check(state["after"])
             if not state["after"]["epoch"] < state["epoch"]:
-                raise StateError(f"this state is damaged: epoch {state['after']['epoch']} is not before epoch {state['epoch']}.")
+                raise StateError(
+                    f"this state is damaged: epoch {state['after']['epoch']} is not before epoch {state['epoch']}."
+                )
 
     @property
     def looks_back(self) -> bool:
@@ -277,7 +301,10 @@ class IterableSource(FirstNode[Indices]):
 
     @contextlib.contextmanager
     def _asks(self) -> Iterator[None]:
-        """While the first items are read, look whether the iterable asks which worker it is. If so, it could be read in lanes."""
+        """While the first items are read, look whether the iterable asks which worker it is.
+
+        If so, it could be read in lanes.
+        """
         self._may_ask, asked, question = False, [], get_worker_info.__code__
         if sys.getprofile() is not None:  # one written in C could not be put back
             yield
@@ -290,8 +317,9 @@ class IterableSource(FirstNode[Indices]):
             if asked and first_time("lanes", type(self.iterable)):
                 log.log(
                     logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
-                    "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it in parallel, and each rank only its part; but it is read in the "
-                    "training process. Pass lanes= to Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
+                    "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it "
+                    "in parallel, and each rank only its part; but it is read in the training process. Pass lanes= to "
+                    "Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
                     type(self.iterable).__name__,
                 )
 
@@ -335,8 +363,9 @@ class IterableSource(FirstNode[Indices]):
         items = self.claimed(self._epoch)
         if items not in (None, self._position) and self._once("length"):
             warnings.warn(
-                f"{type(self.iterable).__name__} has a length of {items}, but epoch {self._epoch} had {self._position} items. Every item was delivered, but "
-                f"len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
+                f"{type(self.iterable).__name__} has a length of {items}, but epoch {self._epoch} had {self._position} "
+                f"items. Every item was delivered, but len(loader) is wrong. Make __len__ agree with __iter__, or "
+                f"remove it.",
                 stacklevel=2,
             )
 
@@ -348,8 +377,9 @@ class IterableSource(FirstNode[Indices]):
         """
         if self._used.gave and not self._position and not self._reader.stateful and not self._reader.told:
             raise GraphError(
-                f"{type(self.iterable).__name__} yielded no item in epoch {self._epoch}, although it has yielded some before: it can be read only once, but every epoch and "
-                f"every loader reads it from the beginning. Create its iterator in __iter__. If it is meant to yield none, give it a set_epoch."
+                f"{type(self.iterable).__name__} yielded no item in epoch {self._epoch}, although it has yielded some "
+                f"before: it can be read only once, but every epoch and every loader reads it from the beginning. "
+                f"Create its iterator in __iter__. If it is meant to yield none, give it a set_epoch."
             )
 
     def _resume(self, state: State) -> bool:
@@ -386,8 +416,8 @@ class IterableSource(FirstNode[Indices]):
         ended = after is not None and after["ended"]
         if self._once("replay"):
             log.warning(
-                "%s has a state but no set_epoch, so reaching the start of epoch %d means reading from epoch %d on and dropping those items. Give it a set_epoch, or "
-                "(if it is endless) pass infinite=True.",
+                "%s has a state but no set_epoch, so reaching the start of epoch %d means reading from epoch %d on and "
+                "dropping those items. Give it a set_epoch, or (if it is endless) pass infinite=True.",
                 type(self.iterable).__name__,
                 epoch,
                 begin,
@@ -415,8 +445,8 @@ class IterableSource(FirstNode[Indices]):
         if position == 0:
             return
         warnings.warn(
-            f"{type(self.iterable).__name__} has no state_dict and load_state_dict, so resuming reads its first {position} items again. "
-            f"Implement both, or index the data.",
+            f"{type(self.iterable).__name__} has no state_dict and load_state_dict, so resuming reads its first "
+            f"{position} items again. Implement both, or index the data.",
             stacklevel=2,
         )
         while self._position < position:
@@ -424,20 +454,26 @@ class IterableSource(FirstNode[Indices]):
                 self._item(self._epoch, self._position)
             except StopIteration:
                 if self.split == "own":
-                    # By this count, this rank might be in a later epoch than the rank that saved the state, or wait at the end of this one.
+                    # By this count, this rank might be in a later epoch than the rank that saved the state, or wait at
+                    # the end of this one.
                     raise StateMismatch(
-                        f"this state was saved after {position} items of epoch {self._epoch}, but here {type(self.iterable).__name__} ends after {self._position}: the state is from a "
-                        f"rank with a longer share, or the data has changed. Without a state_dict, a state counts the items of the rank that saved it. If shares differ in "
-                        f"length, load the state that this rank saved; or load none, and start another epoch with loader.set_epoch."
+                        f"this state was saved after {position} items of epoch {self._epoch}, but here "
+                        f"{type(self.iterable).__name__} ends after {self._position}: the state is from a rank with a "
+                        f"longer share, or the data has changed. Without a state_dict, a state counts the items of the "
+                        f"rank that saved it. If shares differ in length, load the state that this rank saved; or load "
+                        f"none, and start another epoch with loader.set_epoch."
                     ) from None
                 raise StateError(
-                    f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: the data has changed. "
-                    f"Load the state with the data of the saved run; or load none, and start another epoch with loader.set_epoch."
+                    f"the state was saved after {position} items of epoch {self._epoch}, but "
+                    f"{type(self.iterable).__name__} now ends after {self._position}: the data has changed. Load the "
+                    f"state with the data of the saved run; or load none, and start another epoch with "
+                    f"loader.set_epoch."
                 ) from None
             self._position += 1
 
     def _item(self, epoch: int, position: int) -> Any:
-        # A sampler in a node may draw its order when the pass starts, or only at the first item, so both get the same seed.
+        # A sampler in a node may draw its order when the pass starts, or only at the first item, so both get the same
+        # seed.
         self._rng.seed(epoch, START if position == 0 and self._reader.IS_NODE else position)
         item = self._reader.next()
         if position == 0 and self._rng.made_one():

@@ -36,28 +36,33 @@ _PART: Final = 2**16
 class KeyGrouper(FirstNode[Indices]):
     """Walk through ``order`` in rounds of one key: one epoch of batches, then ``StopIteration``.
 
-    The `Sharder` downstream tells it the number of ranks, and what samples cost: a round has one batch for each rank. Its state is the block, and the rounds that were taken of it, with the number of
-    ranks that took them: a pair for each number of ranks since the block began. Moving to a state plans one block.
+    The `Sharder` downstream tells it the number of ranks, and what samples cost: a round has one batch for each rank.
+    Its state is the block, and the rounds that were taken of it, with the number of ranks that took them: a pair for
+    each number of ranks since the block began. Moving to a state plans one block.
 
     Args:
         order: Which index is at which position; see `Sampler`.
         groups: `Buckets` with ``keys``.
 
     Raises:
-        GraphError: ``order`` is not an order, or ``groups`` is something else. While reading: the order has an index without a key.
+        GraphError: ``order`` is not an order, or ``groups`` is something else. While reading: the order has an index
+            without a key.
     """
 
     __module__ = "penstock.nodes"
 
     def __init__(self, order: Order, groups: Buckets) -> None:
         if not isinstance(groups, Buckets) or (keys := groups.keys) is None:
-            raise GraphError("a KeyGrouper needs Buckets with keys. For Packs, and for Buckets by length, use a Grouper.")
+            raise GraphError(
+                "a KeyGrouper needs Buckets with keys. For Packs, and for Buckets by length, use a Grouper."
+            )
         self.order = order
         self.groups = groups
         self._keys = keys
         self._indices = Sampler(order)
         self._blocks = -(-len(order) // groups.block)
-        self._planner = _Planner(copy.deepcopy(order), groups.block, keys)  # in a thread, and an order may cache what it computes
+        # in a thread, and an order may cache what it computes
+        self._planner = _Planner(copy.deepcopy(order), groups.block, keys)
         self._plans: PlanSource[KeyBlock] = PlanSource()
         self._reading: PlanRequest | None = None
         self._once = Once()
@@ -95,7 +100,8 @@ class KeyGrouper(FirstNode[Indices]):
             rounds = block.rounds(past, every)
             if rounds is None or taken > len(rounds):
                 raise StateError(
-                    f"a state after the rounds {place['rounds']!r:.80} is out of bounds: block {number} has fewer. It is damaged."
+                    f"a state after the rounds {place['rounds']!r:.80} is out of bounds: block {number} has fewer. It "
+                    f"is damaged."
                 )
             if first == 0 and self._once(every):
                 self._tell(rounds, every)
@@ -113,7 +119,9 @@ class KeyGrouper(FirstNode[Indices]):
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
         """Samples, in the order. The q-th repetition of a sample is ``q * len(order)`` behind it."""
         length = len(self.order)
-        repeated = self._keys.short != "drop" and len(positions) and positions.min() >= 0 and positions.max() < 2**31 * length
+        repeated = (
+            self._keys.short != "drop" and len(positions) and positions.min() >= 0 and positions.max() < 2**31 * length
+        )
         found: Any = self._indices.at(epoch, positions % length if repeated else positions)
         return Indices(epoch, positions, found.values)
 
@@ -126,12 +134,18 @@ class KeyGrouper(FirstNode[Indices]):
         pairs = [
             pair
             for pair in rounds
-            if isinstance(pair, list) and len(pair) == 2 and all(map(is_count, pair)) and all(pair) and pair[0] <= MOST_RANKS
+            if isinstance(pair, list)
+            and len(pair) == 2
+            and all(map(is_count, pair))
+            and all(pair)
+            and pair[0] <= MOST_RANKS
         ]
-        most = max(0, min(self.groups.block, len(self.order) - block * self.groups.block))  # samples in the block: each round has one
+        # samples in the block: each round has one
+        most = max(0, min(self.groups.block, len(self.order) - block * self.groups.block))
         if len(pairs) < len(rounds) or block > self._blocks or sum(many for _, many in pairs) > most:
             raise StateError(
-                f"a state after the rounds {rounds!r:.80} of block {block} is out of bounds: an epoch has {self._blocks} blocks. Was it saved with another dataset?"
+                f"a state after the rounds {rounds!r:.80} of block {block} is out of bounds: an epoch has "
+                f"{self._blocks} blocks. Was it saved with another dataset?"
             )
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
@@ -168,7 +182,9 @@ class KeyGrouper(FirstNode[Indices]):
         found = self._planner.found(request)
         block = self._plans.get(self._planner, request) if found is None else found
         if self._reading != request:
-            self._plans.order(self._planner, PlanRequest(epoch, number + 1) if number + 1 < self._blocks else PlanRequest(epoch + 1))
+            self._plans.order(
+                self._planner, PlanRequest(epoch, number + 1) if number + 1 < self._blocks else PlanRequest(epoch + 1)
+            )
             self._reading = request
         return block
 
@@ -179,7 +195,10 @@ class KeyGrouper(FirstNode[Indices]):
             if counts.any():
                 named = self._keys.named(counts, rounds.keys)
                 short = self._keys.short
-                log.warning(f"Buckets with {short=}, world size {ranks}: of {of}, {counts.sum()} samples are {what}, by key: {named}.")
+                log.warning(
+                    f"Buckets with {short=}, world size {ranks}: of {of}, {counts.sum()} samples are {what}, by key: "
+                    f"{named}."
+                )
 
 
 @final
@@ -192,7 +211,8 @@ class _Planner:
         self._order = order
         self._block = block
         self._keys = keys
-        self._kept: tuple[tuple[PlanRequest, KeyBlock], ...] = ()  # the last ones; assigned at once, because two threads may plan
+        # the last ones; assigned at once, because two threads may plan
+        self._kept: tuple[tuple[PlanRequest, KeyBlock], ...] = ()
         self.closed = False
 
     def found(self, request: PlanRequest) -> KeyBlock | None:
@@ -215,7 +235,8 @@ class _Planner:
         indices = self._order.indices(epoch, np.arange(begin, end))
         if int(indices.max()) >= len(self._keys):
             raise GraphError(
-                f"the order has index {indices.max()}, but there are {len(self._keys)} keys. Pass one key for each index of the dataset."
+                f"the order has index {indices.max()}, but there are {len(self._keys)} keys. Pass one key for each "
+                f"index of the dataset."
             )
         return indices
 

@@ -1,4 +1,7 @@
-"""Assigns each lane to one worker, which reads it forward. Pure. It affects speed only, because any worker can read any lane."""
+"""Assigns each lane to one worker, which reads it forward.
+
+Pure. It affects speed only, because any worker can read any lane.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ if TYPE_CHECKING:
 class LaneOwners:
     """Divides the lanes of one rank among its workers. A lane never changes its owner.
 
-    In a round robin over ``lanes``, a rank that gets every ``world_size``-th item sees ``lanes / gcd(lanes, world_size)`` lanes, in turn. In
-    their order of appearance, they are cut into contiguous pieces that are dealt to the workers, the same number to each. A piece is as long
-    as a batch, or up to twice as long, if there are enough lanes. So one or two workers load a small batch, others load the next ones, and all
-    of them load a large batch.
+    In a round robin over ``lanes``, a rank that gets every ``world_size``-th item sees
+    ``lanes / gcd(lanes, world_size)`` lanes, in turn. In their order of appearance, they are cut into contiguous pieces
+    that are dealt to the workers, the same number to each. A piece is as long as a batch, or up to twice as long, if
+    there are enough lanes. So one or two workers load a small batch, others load the next ones, and all of them load a
+    large batch.
 
     Args:
         lanes: Index ``i`` belongs to lane ``i mod lanes``.
@@ -36,12 +40,14 @@ class LaneOwners:
         self._workers = workers
         self.share = lanes // math.gcd(lanes, world_size)
         self._pieces = 0  # decided by the first batch
-        self._places: dict[
-            int, int
-        ] = {}  # of each lane seen so far, in the order of appearance; after a jump there may be more than this rank's share
+        # of each lane seen so far, in the order of appearance; after a jump there may be more than this rank's share
+        self._places: dict[int, int] = {}
 
     def rows(self, task: Indices) -> dict[int, list[int]]:
-        """The rows of a batch by owner, in ascending order; a single index is row 0. Empty if the values are not whole numbers."""
+        """The rows of a batch by owner, in ascending order; a single index is row 0.
+
+        Empty if the values are not whole numbers.
+        """
         values = task.plain() if task.is_batch else [task.values]
         numbers = values if not self._by_position else np.asarray(task.positions).reshape(-1).tolist()
         if not self._pieces:

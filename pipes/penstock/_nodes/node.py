@@ -1,7 +1,8 @@
 """The contract of every node in the graph, and the end-of-epoch marker.
 
-A graph is a chain of nodes, each with one ``source``. At the index level items are `Indices`; downstream of the mapper they are
-batches. `EndOfEpoch` travels in the stream, through every node, in order. This is the only file that imports torchdata.
+A graph is a chain of nodes, each with one ``source``. At the index level items are `Indices`; downstream of the mapper
+they are batches. `EndOfEpoch` travels in the stream, through every node, in order. This is the only file that imports
+torchdata.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def is_marker(item: object) -> bool:
 class Node(Shown, BaseNode[T], Generic[T]):
     """A node of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
-    ``transform`` receives values only, never a marker or an address, and the state of such a node is its source's. A node with its own state
-    overrides `reset`, `get_state`, `start_of`, `check` and `next` together, and nests its source's state under ``"source"``. A node that does
-    not deliver one item for each item it gets overrides `counted`.
+    ``transform`` receives values only, never a marker or an address, and the state of such a node is its source's. A
+    node with its own state overrides `reset`, `get_state`, `start_of`, `check` and `next` together, and nests its
+    source's state under ``"source"``. A node that does not deliver one item for each item it gets overrides `counted`.
 
     Args:
-        source: The upstream node: a penstock node or, upstream of the `Cycler` only, any ``torchdata.nodes.BaseNode``. None for the first
-            node.
+        source: The upstream node: a penstock node or, upstream of the `Cycler` only, any ``torchdata.nodes.BaseNode``.
+            None for the first node.
 
     Raises:
         GraphError: ``source`` is not a node, or it is a foreign node downstream of a `Cycler`.
@@ -99,25 +100,29 @@ class Node(Shown, BaseNode[T], Generic[T]):
         super().__init_subclass__(**kwargs)
         if "get_state" in vars(cls) and (missing := {"reset", "start_of", "check"} - vars(cls).keys()):
             raise GraphError(
-                f"{cls.__name__} overrides get_state, so it must also override {', '.join(sorted(missing))}: reset, start_of and check have to agree with "
-                f"get_state about what a state holds."
+                f"{cls.__name__} overrides get_state, so it must also override {', '.join(sorted(missing))}: reset, "
+                f"start_of and check have to agree with get_state about what a state holds."
             )
         if "start_of" in vars(cls):
             try:
                 inspect.signature(cls.start_of).bind(None, 0, None)
             except TypeError:
                 raise GraphError(
-                    f"{cls.__name__}.start_of must take a second argument, after=None, and pass it on, as in self.source.start_of(epoch, after): "
-                    f"where an epoch of an endless stream begins depends on where the run is."
+                    f"{cls.__name__}.start_of must take a second argument, after=None, and pass it on, as in "
+                    f"self.source.start_of(epoch, after): where an epoch of an endless stream begins depends on where "
+                    f"the run is."
                 ) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Let a graph be pickled or copied only before it starts; a started graph has threads, processes and a position."""
+        """Let a graph be pickled or copied only before it starts; a started graph has threads, processes and a
+        position.
+        """
         state: dict[str, Any] = self.__dict__
         if state.get("_BaseNode__initialized"):  # torchdata sets this at the first reset
             raise TypeError(
-                f"a {type(self).__name__} that was started cannot be pickled or copied, because its workers and their tasks cannot. Pickle or copy the "
-                f"graph before you request its first item, or build a new graph and load the state of this one."
+                f"a {type(self).__name__} that was started cannot be pickled or copied, because its workers and their "
+                f"tasks cannot. Pickle or copy the graph before you request its first item, or build a new graph and "
+                f"load the state of this one."
             )
         return state
 
@@ -126,8 +131,9 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """The upstream node."""
         if self._source is None:
             raise GraphError(
-                f"{type(self).__name__} has no source. If it has an __init__ of its own, write super().__init__(source) there. If it is the first node "
-                f"of a graph, override reset, next, get_state, start_of and check, which ask the source by default."
+                f"{type(self).__name__} has no source. If it has an __init__ of its own, write "
+                f"super().__init__(source) there. If it is the first node of a graph, override reset, next, get_state, "
+                f"start_of and check, which ask the source by default."
             )
         return self._source
 
@@ -159,7 +165,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
     # Our additions to the contract.
 
     def address(self) -> Indices | None:
-        """What `next` returned last, as indices with their address. None if nobody knows, as downstream of a user's own ``next``."""
+        """What `next` returned last, as indices with their address.
+
+        None if nobody knows, as downstream of a user's own ``next``.
+        """
         return None if self._source is None or type(self).next is not Node.next else self._source.address()
 
     def again(self, item: Any) -> Any:
@@ -169,15 +178,22 @@ class Node(Shown, BaseNode[T], Generic[T]):
             GraphError: The node overrides ``next``.
         """
         if type(self).next is not Node.next:
-            raise GraphError(f"{type(self).__name__} overrides next, so nobody else knows what it makes of one item of its source.")
+            raise GraphError(
+                f"{type(self).__name__} overrides next, so nobody else knows what it makes of one item of its source."
+            )
         return self._transformed(item)
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        """The state before the first item of ``epoch``; see `IndexNode.start`. A node with its own state overrides it."""
+        """The state before the first item of ``epoch``; see `IndexNode.start`.
+
+        A node with its own state overrides it.
+        """
         return self.source.start_of(epoch) if after is None else self.source.start_of(epoch, after)
 
     def check(self, state: Any) -> None:
-        """Refuse a state that `reset` cannot load, because states come from files. Pure; starts nothing. A node with its own state overrides it.
+        """Refuse a state that `reset` cannot load, because states come from files.
+
+        Pure; starts nothing. A node with its own state overrides it.
 
         Raises:
             StateError: The state is wrong; the message says what, and where.
@@ -185,12 +201,17 @@ class Node(Shown, BaseNode[T], Generic[T]):
         self.source.check(state)
 
     def counted(self, items: int) -> int | None:
-        """The number of items that the node makes from ``items`` of its source; None if unknown. A node that changes the number overrides it."""
+        """The number of items that the node makes from ``items`` of its source; None if unknown.
+
+        A node that changes the number overrides it.
+        """
         return items
 
     @property
     def ahead(self) -> int | None:
-        """The most items that it may have taken from its source and not delivered, alike on all ranks; None if that may differ."""
+        """The most items that it may have taken from its source and not delivered, alike on all ranks; None if that may
+        differ.
+        """
         return 0
 
     @property
@@ -209,10 +230,11 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return self._source is None or self._source.runs_ahead
 
     def begin(self, place: State) -> bool:
-        """Called when the loop asks for the first item after ``place``, a place of the first node, where an epoch or a resumed run begins.
+        """Called when the loop asks for the first item after ``place``, a place of the first node, where an epoch or a
+        resumed run begins.
 
-        Returns whether what this node has read ahead from there still holds. If not, the graph is reset to that place. In the consumer's thread;
-        another thread may be reading the node.
+        Returns whether what this node has read ahead from there still holds. If not, the graph is reset to that place.
+        In the consumer's thread; another thread may be reading the node.
         """
         return True
 
@@ -237,7 +259,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return (*upstream, self._counted(elapsed_s, items))
 
     def _was_read(self, ns: int) -> None:
-        """Record the total time spent reading this node, from another thread or into a window. Time that is not its own work is its source's."""
+        """Record the total time spent reading this node, from another thread or into a window.
+
+        Time that is not its own work is its source's.
+        """
         self._read_ns = ns
         if self._source is not None:
             self._source._was_read(max(0, ns - self._own_ns))
@@ -284,7 +309,8 @@ def as_node(source: Any) -> Node[Any]:
     """``source`` as a `Node`. It may be one of torchdata's."""
     if not isinstance(source, BaseNode):
         raise GraphError(
-            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}. Wrap an iterable in penstock.nodes.IterableSource."
+            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}. Wrap an iterable in "
+            f"penstock.nodes.IterableSource."
         )
     return source if isinstance(source, Node) else Node._adapter(source)
 
@@ -310,14 +336,16 @@ def fields(state: Any, **kinds: type) -> dict[str, Any]:
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         came = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise StateError(
-            f"expected a state with the keys {sorted(kinds)}, but got {came}: the state is damaged, or belongs to another graph."
+            f"expected a state with the keys {sorted(kinds)}, but got {came}: the state is damaged, or belongs to "
+            f"another graph."
         )
     for key, kind in kinds.items():
         value: Any = state[key]
         in_bounds = kind is not int or (not isinstance(value, bool) and isinstance(value, int) and 0 <= value < 2**63)
         if not isinstance(value, kind) or not in_bounds:
             raise StateError(
-                f"{key!r} in a state must be {'a whole number of at least 0' if kind is int else kind.__name__}, not {value!r:.80}."
+                f"{key!r} in a state must be {'a whole number of at least 0' if kind is int else kind.__name__}, not "
+                f"{value!r:.80}."
             )
     return state
 

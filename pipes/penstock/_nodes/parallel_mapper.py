@@ -1,15 +1,17 @@
 """ParallelMapper: turns items into data in parallel workers.
 
-It pulls items ahead into a `DeliveryWindow`. Each entry holds a job and the source's state right after its item was pulled. So the state after
-a delivered item is the state in its entry, and there is nothing to snapshot, poll or reorder. The `Executor` decides which workers run the
-jobs, and how many at a time. Without workers an item gets an entry only if something goes wrong (`_done_at_once`).
+It pulls items ahead into a `DeliveryWindow`. Each entry holds a job and the source's state right after its item was
+pulled. So the state after a delivered item is the state in its entry, and there is nothing to snapshot, poll or
+reorder. The `Executor` decides which workers run the jobs, and how many at a time. Without workers an item gets an
+entry only if something goes wrong (`_done_at_once`).
 
-`next` fills the window twice, before it waits and before it returns. If jobs were submitted only by the next call, the workers would be idle
-while the caller trains.
+`next` fills the window twice, before it waits and before it returns. If jobs were submitted only by the next call, the
+workers would be idle while the caller trains.
 
-Ctrl-C may interrupt any line. If it comes before `DeliveryWindow.deliver`, the last step, the caller has not received the item, and the state
-does not count it. If it comes between a pull and its entry, the source has moved but the window has not: see `ParallelMapper._go_to`. If it
-comes in the middle of a change to the window, the window may be inconsistent, so the `Loader` resets the graph after an interrupt.
+Ctrl-C may interrupt any line. If it comes before `DeliveryWindow.deliver`, the last step, the caller has not received
+the item, and the state does not count it. If it comes between a pull and its entry, the source has moved but the window
+has not: see `ParallelMapper._go_to`. If it comes in the middle of a change to the window, the window may be
+inconsistent, so the `Loader` resets the graph after an interrupt.
 """
 
 from __future__ import annotations
@@ -54,43 +56,52 @@ class ParallelMapper(Node[T]):
 
     Args:
         source: Yields the items; read in the thread that calls ``next``.
-        map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices). Worker
-            processes receive it once.
-        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread, and then a `Batcher` or a `Sharder` may be
-            downstream. ``"auto"`` begins with one, and adjusts
-            the number at run time within the process's cores and memory; see `WorkerChoice`.
-        in_order: Deliver items in the order of ``source``. If False, deliver them as they finish, but never an item of the next epoch
-            before the end of this one. A state with ``in_order=False`` is valid only on its rank and at its world size.
+        map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices).
+            Worker processes receive it once.
+        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread, and then a `Batcher`
+            or a `Sharder` may be downstream. ``"auto"`` begins with one, and adjusts the number at run time within the
+            process's cores and memory; see `WorkerChoice`.
+        in_order: Deliver items in the order of ``source``. If False, deliver them as they finish, but never an item of
+            the next epoch before the end of this one. A state with ``in_order=False`` is valid only on its rank and at
+            its world size.
         method: ``"thread"``, ``"process"``, or ``"ray"`` (actors of a Ray cluster, on other machines).
         multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
         max_concurrent: The most items in progress; default: ``num_workers * prefetch_factor``.
-        prefetch_factor: Items in progress per worker. Default: 2; 4 if the first item has at most 1 MiB; 8 (Ray: 32) if at most 64 KiB.
-        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits forever. It has no effect without workers.
-            The item is lost, and the next call returns the one after it. A worker process that was working on it is killed and replaced,
-            which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.
+        prefetch_factor: Items in progress per worker. Default: 2; 4 if the first item has at most 1 MiB; 8 (Ray: 32) if
+            at most 64 KiB.
+        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits forever. It has no effect
+            without workers. The item is lost, and the next call returns the one after it. A worker process that was
+            working on it is killed and replaced, which counts towards ``max_restarts``; a thread cannot be stopped, and
+            is abandoned.
         worker_init_fn: Called with the worker's number in each worker process as it starts.
         seed: Seeds the samples' random numbers; default: the seed of the order.
-        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
-            inline; and the generators that ``map_fn`` holds, such as a dataset's ``self.rng``, each by its path. In threads, and for items that come from another mapper and so have no position, they are never seeded; a warning names the code
-            that draws from them, unless this is False. After four batches that drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if samples
-            only inspect a generator (``torch.initial_seed()``) or restore it themselves (``torch.random.fork_rng``), because that cannot be
-            detected. Without workers and upstream of a `Prefetcher`, `PinMemory` or `ToDevice`, samples that draw are loaded only while the
-            consumer waits for them, so that the two never draw at the same time; the log says so. In that case, a batch that is the first to
-            draw after four that did not goes unnoticed.
+        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in
+            worker processes and inline; and the generators that ``map_fn`` holds, such as a dataset's ``self.rng``,
+            each by its path. In threads, and for items that come from another mapper and so have no position, they are
+            never seeded; a warning names the code that draws from them, unless this is False. After four batches that
+            drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if
+            samples only inspect a generator (``torch.initial_seed()``) or restore it themselves
+            (``torch.random.fork_rng``), because that cannot be detected. Without workers and upstream of a
+            `Prefetcher`, `PinMemory` or `ToDevice`, samples that draw are loaded only while the consumer waits for
+            them, so that the two never draw at the same time; the log says so. In that case, a batch that is the first
+            to draw after four that did not goes unnoticed.
         pin_memory: If there is an accelerator, create batches in page-locked memory. No effect with worker processes.
         prefetch_next_epoch: Work on the next epoch before the consumer requests it.
-        max_restarts: Worker processes that may die and be replaced, in total, before `WorkerDied`; default: 8, or twice the number of
-            workers if that is more.
-        on_error: How to handle an ``Exception`` from loading a sample; all but ``"raise"`` need a `Fetch` as ``map_fn``.
-            ``"raise"``: the batch is lost, and ``next`` raises the exception. ``"skip"``: the sample is left out, and its batch is
-            shorter. A function ``(exception, index, epoch, position)`` is called where the sample was loaded; its result takes the
-            sample's place, or leaves it out if it is `SKIP`. A batch with no samples left raises `SampleError`.
-        max_errors: Samples that may fail before ``next`` raises `SampleError`: an ``int`` is a total, a ``float`` is a share of any
-            1000 consecutive samples; None: unlimited.
-        ray_options: With ``method="ray"``: what each worker needs, as for ``.options()`` of a Ray actor; default: ``{"num_cpus": 1}``.
+        max_restarts: Worker processes that may die and be replaced, in total, before `WorkerDied`; default: 8, or twice
+            the number of workers if that is more.
+        on_error: How to handle an ``Exception`` from loading a sample; all but ``"raise"`` need a `Fetch` as
+            ``map_fn``. ``"raise"``: the batch is lost, and ``next`` raises the exception. ``"skip"``: the sample is
+            left out, and its batch is shorter. A function ``(exception, index, epoch, position)`` is called where the
+            sample was loaded; its result takes the sample's place, or leaves it out if it is `SKIP`. A batch with no
+            samples left raises `SampleError`.
+        max_errors: Samples that may fail before ``next`` raises `SampleError`: an ``int`` is a total, a ``float`` is a
+            share of any 1000 consecutive samples; None: unlimited.
+        ray_options: With ``method="ray"``: what each worker needs, as for ``.options()`` of a Ray actor; default:
+            ``{"num_cpus": 1}``.
 
     Raises:
-        ValueError: An argument is invalid; or the dataset has a ``set_epoch``, which several threads would call concurrently.
+        ValueError: An argument is invalid; or the dataset has a ``set_epoch``, which several threads would call
+            concurrently.
     """
 
     __module__ = "penstock.nodes"
@@ -135,13 +146,14 @@ class ParallelMapper(Node[T]):
         check_policy(on_error, max_errors)
         if on_error != "raise" and not isinstance(map_fn, Fetch):
             raise ValueError(
-                "on_error handles single samples of a batch, but only Fetch(dataset) loads them one by one. Leave on_error out, and catch errors in your function."
+                "on_error handles single samples of a batch, but only Fetch(dataset) loads them one by one. Leave "
+                "on_error out, and catch errors in your function."
             )
         facts = index_of(self.source).facts
         if not in_order and facts.carries_over_epochs:
             raise GraphError(
-                "in_order=False delivers some items before older ones, but this source begins each epoch exactly where the previous one was left. Use "
-                "in_order=True, or shards with counts."
+                "in_order=False delivers some items before older ones, but this source begins each epoch exactly where "
+                "the previous one was left. Use in_order=True, or shards with counts."
             )
         self._seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
@@ -152,10 +164,13 @@ class ParallelMapper(Node[T]):
         self.executor.generators.leave(sampler=getattr(first, "sampler", None))
         self._prefetch_next_epoch = prefetch_next_epoch and self.num_workers > 0
         first.has_workers = self.num_workers > 0
-        roots = {"iterable": getattr(first, "iterable", None), **self.executor.generators.roots, "worker_init_fn": worker_init_fn}
+        roots = {
+            "iterable": getattr(first, "iterable", None),
+            **self.executor.generators.roots,
+            "worker_init_fn": worker_init_fn,
+        }
         self._shared = SharedValues(roots, "iterable" if first.watched else None)
         self._shared_changed = False
-        self._at_marker = False  # the last pulled item is a marker
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
         self._once = Once()
@@ -184,18 +199,18 @@ class ParallelMapper(Node[T]):
         super(Node, self).reset(initial_state)
         delivered: list[int] = []
         if initial_state is not None and "delivered" in initial_state:
-            self._check_rank(initial_state)
+            _check_rank(initial_state, ranks_of(self))
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
         world_size = ranks_of(self)[1]
         if not self.in_order and world_size > 1 and self._once("in_order"):
             _logger.warning(
-                "in_order=False: the state of a rank loads on that rank only. Save the states of all ranks, or use in_order=True."
+                "in_order=False: the state of a rank loads on that rank only. Save the states of all ranks, or use "
+                "in_order=True."
             )
         self.executor.start(world_size)
         self.source.reset(initial_state)
         self._at = self.source.get_state()
         self._shared.forget()
-        self._at_marker = False
         self._window.restart(self._at, delivered)
 
     def next(self) -> T:
@@ -208,7 +223,9 @@ class ParallelMapper(Node[T]):
                 if made is not _HELD:
                     return made  # type: ignore[no-any-return]
             if window.unsettled:
-                window.settle()  # the last call raised; its item counts as delivered only now, so that a state saved in between retries it
+                # the last call raised; its item counts as delivered only now, so that a state saved in between retries
+                # it
+                window.settle()
             self._fill(executor.limit_before())
             entry = self._awaited()
             job = entry.job
@@ -257,10 +274,12 @@ class ParallelMapper(Node[T]):
         if not isinstance(state, dict) or "delivered" not in state:
             return super().check(state)
         delivered = fields(state, source=dict, delivered=list, rank=int, world_size=int)["delivered"]
-        if not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= _FARTHEST for k in delivered) or delivered != sorted(
-            set(delivered)
-        ):
-            raise StateError(f"'delivered' in a state must be increasing whole numbers from 0 to {_FARTHEST}, not {delivered!r:.80}.")
+        if not all(
+            isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= _FARTHEST for k in delivered
+        ) or delivered != sorted(set(delivered)):
+            raise StateError(
+                f"'delivered' in a state must be increasing whole numbers from 0 to {_FARTHEST}, not {delivered!r:.80}."
+            )
         self.source.check(state["source"])
 
     @property
@@ -296,9 +315,10 @@ class ParallelMapper(Node[T]):
             return True
         self._shared_changed = True
         _logger.warning(
-            f"{path} is shared with the workers, and your loop changed it after batches of epoch {place['epoch']} had been loaded with the old value. These were "
-            f"dropped and are loaded again. From now on this loader loads nothing of an epoch before you ask for it. To load ahead, let the dataset take the epoch "
-            f"from its set_epoch(epoch) or from penstock.sample().epoch."
+            f"{path} is shared with the workers, and your loop changed it after batches of epoch {place['epoch']} had "
+            f"been loaded with the old value. These were dropped and are loaded again. From now on this loader loads "
+            f"nothing of an epoch before you ask for it. To load ahead, let the dataset take the epoch from its "
+            f"set_epoch(epoch) or from penstock.sample().epoch."
         )
         return False
 
@@ -344,11 +364,11 @@ class ParallelMapper(Node[T]):
 
     def _fill(self, most: int) -> None:
         """Pull and submit items until ``most`` jobs are in flight."""
-        window, source = self._window, self.source
+        window, source, shared = self._window, self.source, self._shared
         while window.under_way < most and window.has_room(most, self._may_pass):
             self._go_to(window.place)
             try:
-                values = self._values_before() if self._at_marker else None
+                values = shared.read() if shared.at_marker and (self.num_workers or reads_ahead()) else None
                 began = now()
                 item: Any = source.next()
                 ended = now()
@@ -357,12 +377,11 @@ class ParallelMapper(Node[T]):
                     one.read(source, began, ended)
                 place = source.get_state()
                 if isinstance(item, EndOfEpoch):
-                    self._at_marker = True
-                    self._shared.forget()
+                    shared.forget(at_marker=True)
                     entry = Entry(item, None, place)
                 else:
-                    if self._at_marker:
-                        self._began(values)
+                    if shared.at_marker:
+                        shared.begin(values, waited=not reads_ahead())
                     job = None if window.comes_delivered else self.executor.submit(item, idle=not window.under_way)
                     entry = Entry(None, job, place, item if type(item) is Indices else source.address())
             except StopIteration:
@@ -380,31 +399,26 @@ class ParallelMapper(Node[T]):
         """Whether items of the next epoch may be pulled before the marker of this one is delivered."""
         return self._prefetch_next_epoch and self.runs_ahead
 
-    def _values_before(self) -> dict[str, bytes] | None:
-        """The shared values before the first item of an epoch is pulled, perhaps before the loop asks for it. None if it is not."""
-        return self._shared.read() if self.num_workers or reads_ahead() else None
-
-    def _began(self, before: dict[str, bytes] | None) -> None:
-        """That item was pulled, and no worker has seen it yet."""
-        if before is not None:
-            self._shared.begin(before, waited=not reads_ahead())
-        self._at_marker = False
-
     def _go_to(self, place: State) -> None:
-        """Make sure that the source is at ``place``. It is not if Ctrl-C came between an earlier read and its entry; that item is read again."""
+        """Make sure that the source is at ``place``.
+
+        It is not if Ctrl-C came between an earlier read and its entry; that item is read again.
+        """
         at, self._at = self._at, None
         if at is not place:
             self.source.reset(place)
 
     def _done_at_once(self) -> Any:
-        """The next item, made in this thread without the window, or the marker. `_HELD` if it raises or there is none; the window records that.
+        """The next item, made in this thread without the window, or the marker.
+
+        `_HELD` if it raises or there is none; the window records that.
 
         An interrupt leaves the window unchanged, so the next call repeats everything.
         """
-        window, source, executor = self._window, self.source, self.executor
+        window, source, executor, shared = self._window, self.source, self.executor, self._shared
         if self._at is not window.base:
             self._go_to(window.base)
-        values = self._values_before() if self._at_marker else None
+        values = shared.read() if shared.at_marker and reads_ahead() else None
         self._at = None  # `_go_to`, inlined: unless this succeeds, the source is reset at the next call
         try:
             asked = now()
@@ -426,12 +440,11 @@ class ParallelMapper(Node[T]):
             return _HELD
         place = source.get_state()
         if isinstance(item, EndOfEpoch):
-            self._at_marker = True
-            self._shared.forget()
+            shared.forget(at_marker=True)
             self._at = window.base = place
             return item
-        if self._at_marker:
-            self._began(values)
+        if shared.at_marker:
+            shared.begin(values, waited=False)
         try:
             value = executor.run_inline(item, began)
         except BaseException as exc:
@@ -471,14 +484,6 @@ class ParallelMapper(Node[T]):
             value = self._tolerance.passed(samples_of(job.task), value, where, self.get_state())
         return value
 
-    def _check_rank(self, state: State) -> None:
-        saved, now = (state["rank"], state["world_size"]), ranks_of(self)
-        if saved != now:
-            raise StateMismatch(
-                f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on that rank, but "
-                f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
-            )
-
 
 @final
 class Mapper(ParallelMapper[T]):
@@ -509,6 +514,18 @@ class Mapper(ParallelMapper[T]):
 
 _HELD = object()
 _FARTHEST = 2**16
-"""Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
+"""Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from
+files.
+"""
 _LOOK = 16
 """The items that are ready are counted once in this many calls."""
+
+
+def _check_rank(state: State, now: tuple[int, int]) -> None:
+    saved = state["rank"], state["world_size"]
+    if saved != now:
+        raise StateMismatch(
+            f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on "
+            f"that rank, but this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or "
+            f"train with in_order=True."
+        )

@@ -25,12 +25,13 @@ T = TypeVar("T", covariant=True)
 
 @final
 class PinMemory(ReaderNode[T]):
-    """Copy batches into page-locked ("pinned") memory in one background thread, as ``DataLoader(pin_memory=True)`` does.
+    """Copy batches into page-locked ("pinned") memory in one background thread, as ``DataLoader(pin_memory=True)``
+    does.
 
     Without an accelerator that uses such memory, items pass through unchanged, with one warning and no thread.
 
-    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device pass through unchanged. An object
-    with a ``pin_memory()`` method decides for itself.
+    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device pass
+    through unchanged. An object with a ``pin_memory()`` method decides for itself.
 
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
@@ -41,11 +42,15 @@ class PinMemory(ReaderNode[T]):
     __module__ = "penstock.nodes"
 
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, prefetch_next_epoch: bool = True) -> None:
-        super().__init__(source, prefetch_factor, "penstock-pin", prefetch_next_epoch=prefetch_next_epoch, threaded=can_pin())
+        super().__init__(
+            source, prefetch_factor, "penstock-pin", prefetch_next_epoch=prefetch_next_epoch, threaded=can_pin()
+        )
         self._pin: _Pin | None = None
         self._passed = 0
         if not self._threaded:
-            warnings.warn("PinMemory: there is no accelerator to pin memory for, so batches pass through unchanged.", stacklevel=2)
+            warnings.warn(
+                "PinMemory: there is no accelerator to pin memory for, so batches pass through unchanged.", stacklevel=2
+            )
 
     def next(self) -> T:
         item = super().next()
@@ -58,7 +63,9 @@ class PinMemory(ReaderNode[T]):
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
         from penstock._statistics import PinStatistics
 
-        pinned = PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
+        pinned = (
+            PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
+        )
         return dataclasses.replace(super()._counted(elapsed_s, items), pinned=pinned)
 
     def _converter(self) -> Callable[[Any], Any]:

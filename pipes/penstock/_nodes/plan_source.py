@@ -49,8 +49,8 @@ class Planner(Protocol[P]):
 class PlanSource(Generic[P]):
     """Plans, made where their planner says, in the order of the requests.
 
-    One plan is made ahead of the consumer. If the consumer jumps and requests another one, that is queued behind it: a sampler cannot be
-    stopped, so the older plan is finished and dropped.
+    One plan is made ahead of the consumer. If the consumer jumps and requests another one, that is queued behind it: a
+    sampler cannot be stopped, so the older plan is finished and dropped.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,8 @@ class PlanSource(Generic[P]):
             with neutral_modes():
                 return planner(request)
         job = ordered[2]
-        # `interrupt` sets the flag and then reads the pool. Here the order is reversed, so at least one of the two sees the other.
+        # `interrupt` sets the flag and then reads the pool. Here the order is reversed, so at least one of the two sees
+        # the other.
         if self._interrupted:
             raise ClosedError("the wait for the next epoch's plan was interrupted.")
         pool.wait([job], None)
@@ -100,7 +101,10 @@ class PlanSource(Generic[P]):
             self._ordered = planner, request, self._pool.submit(Planning(planner, request))
 
     def resume(self) -> None:
-        """Clear an `interrupt`, and drop a plan that was being made when it came. A finished plan is kept, because it may be requested next."""
+        """Clear an `interrupt`, and drop a plan that was being made when it came.
+
+        A finished plan is kept, because it may be requested next.
+        """
         if self._interrupted:
             self._interrupted = False
             if self._ordered is not None and not self._ordered[2].done:

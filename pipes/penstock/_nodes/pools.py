@@ -1,7 +1,9 @@
-"""The workers of a `ParallelMapper`: the user's settings for them, how many there are, and `open_pool`, the only place that chooses their pool.
+"""The workers of a `ParallelMapper`: the user's settings for them, how many there are, and `open_pool`, the only place
+that chooses their pool.
 
-A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that file, add its ``method``
-to `METHODS`, and add a branch to `open_pool`. No other code compares method names; code that depends on the method reads its `Kind`.
+A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that
+file, add its ``method`` to `METHODS`, and add a branch to `open_pool`. No other code compares method names; code that
+depends on the method reads its `Kind`.
 """
 
 from __future__ import annotations
@@ -85,12 +87,13 @@ class WorkerOptions:
             raise ValueError(f"method={self.method!r} must be one of {', '.join(map(repr, METHODS))}.")
         if self.ray_options is not None and self.method != "ray":
             raise ValueError(
-                f"ray_options={self.ray_options!r:.80} is for method='ray', but method={self.method!r}. Leave ray_options out."
+                f"ray_options={self.ray_options!r:.80} is for method='ray', but method={self.method!r}. Leave "
+                f"ray_options out."
             )
         if refused := sorted(_OURS.intersection(self.ray_options or ())):
             raise ValueError(
-                f"ray_options has {', '.join(refused)}, but the loader itself controls the names, lifetime, restarts and concurrency of its workers. "
-                f"Leave it out. (max_restarts= is an argument of the loader.)"
+                f"ray_options has {', '.join(refused)}, but the loader itself controls the names, lifetime, restarts "
+                f"and concurrency of its workers. Leave it out. (max_restarts= is an argument of the loader.)"
             )
         if self.method == "process" and self.num_workers:
             check_processes(self.multiprocessing_context)
@@ -128,7 +131,8 @@ class Crew:
             from penstock._nodes.auto_workers import AutoWorkers
 
             self.auto = AutoWorkers(options.kind.most)
-        self.number: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]  # "auto" is no number
+        # "auto" is no number
+        self.number: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]
         self.most = self.number if self.auto is None else self.auto.most
         self.is_new = self.number > 0
         self._per_worker = options.prefetch_factor or _FEW
@@ -153,7 +157,10 @@ class Crew:
         return self.most and (options.max_concurrent or self.most * (options.prefetch_factor or options.kind.ahead))
 
     def learn(self, value: Any) -> None:
-        """Choose the depth from the bytes of the first item. For small items, waking a worker is most of the cost, so more are in progress."""
+        """Choose the depth from the bytes of the first item.
+
+        For small items, waking a worker is most of the cost, so more are in progress.
+        """
         self.is_new, options, size = False, self._options, nbytes(value)
         if options.max_concurrent is None and options.prefetch_factor is None:
             self._per_worker = options.kind.ahead if size <= 2**16 else _SOME if size <= 2**20 else _FEW
@@ -162,7 +169,9 @@ class Crew:
             self.auto.ahead_bytes = int(size) * self._per_worker
 
     def resize(self, pool: Pool, waited_ns: int) -> None:
-        """Apply the number of workers that ``num_workers="auto"`` has chosen, now that the node has waited so long in total."""
+        """Apply the number of workers that ``num_workers="auto"`` has chosen, now that the node has waited so long in
+        total.
+        """
         if self.auto is None or (wanted := self.auto.look(pool, waited_ns, self.depth)) == self.number:
             return
         number = pool.resize(wanted)
@@ -209,7 +218,14 @@ def open_pool(options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate
         from penstock._workers.ray_pool import RayPool
 
         ray_options = options.ray_options
-        return RayPool(setup, workers, queue_size=factor or ahead, max_restarts=max_restarts, ray_options=ray_options, allocate=allocate)
+        return RayPool(
+            setup,
+            workers,
+            queue_size=factor or ahead,
+            max_restarts=max_restarts,
+            ray_options=ray_options,
+            allocate=allocate,
+        )
 
     from penstock._workers.process_pool import ProcessPool
 

@@ -17,8 +17,9 @@ T = TypeVar("T", covariant=True)
 class Prefetcher(ReaderNode[T]):
     """Read ahead of the consumer in one background thread.
 
-    It adds little downstream of a `ParallelMapper` with workers, which reads ahead itself. Downstream of nodes that work in the caller's
-    thread, it moves their work to the background, unless they seed the global generators: see ``seed_global_rngs`` of `ParallelMapper`.
+    It adds little downstream of a `ParallelMapper` with workers, which reads ahead itself. Downstream of nodes that
+    work in the caller's thread, it moves their work to the background, unless they seed the global generators: see
+    ``seed_global_rngs`` of `ParallelMapper`.
 
     Args:
         source: After the first ``next`` only the background thread reads it.
@@ -30,6 +31,13 @@ class Prefetcher(ReaderNode[T]):
     __module__ = "penstock.nodes"
 
     def __init__(
-        self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, prefetch_next_epoch: bool = True
+        self,
+        source: BaseNode[T],
+        prefetch_factor: int = 2,
+        *,
+        timeout: float | None = None,
+        prefetch_next_epoch: bool = True,
     ) -> None:
-        super().__init__(source, prefetch_factor, "penstock-prefetch", prefetch_next_epoch=prefetch_next_epoch, timeout=timeout)
+        super().__init__(
+            source, prefetch_factor, "penstock-prefetch", prefetch_next_epoch=prefetch_next_epoch, timeout=timeout
+        )

@@ -21,8 +21,8 @@ class Ranks:
     """The rank and the world size of a `Sharder`.
 
     Args:
-        rank: From 0. None: look both up in ``mesh``, else in ``torch.distributed``, else in the environment variables ``RANK`` and ``WORLD_SIZE``, else
-            rank 0 of 1.
+        rank: From 0. None: look both up in ``mesh``, else in ``torch.distributed``, else in the environment variables
+            ``RANK`` and ``WORLD_SIZE``, else rank 0 of 1.
         world_size: At least 1.
         mesh: One dimension of a ``DeviceMesh``.
 
@@ -35,12 +35,18 @@ class Ranks:
 
     def __init__(self, rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> None:
         if (rank is None) != (world_size is None):
-            raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: pass both, or neither to have them looked up.")
+            raise ValueError(
+                f"rank={rank!r} and world_size={world_size!r} go together: pass both, or neither to have them looked "
+                f"up."
+            )
         if mesh is not None and rank is not None:
-            raise ValueError(f"mesh and rank={rank!r} exclude each other, because the mesh gives the rank. Drop one of them.")
+            raise ValueError(
+                f"mesh and rank={rank!r} exclude each other, because the mesh gives the rank. Drop one of them."
+            )
         if mesh is not None and mesh.ndim != 1:
             raise ValueError(
-                f"mesh has {mesh.ndim} dimensions, but the ranks share data along only one. Pass that one, such as mesh['dp']."
+                f"mesh has {mesh.ndim} dimensions, but the ranks share data along only one. Pass that one, such as "
+                f"mesh['dp']."
             )
         if rank is not None and world_size is not None:
             rank, world_size = _checked(rank, world_size, "the arguments")
@@ -56,7 +62,10 @@ class Ranks:
         return self.pinned
 
     def forget(self) -> None:
-        """Make the next `pin` look them up again, because the process group may have been recreated. Changes nothing by itself."""
+        """Make the next `pin` look them up again, because the process group may have been recreated.
+
+        Changes nothing by itself.
+        """
         self._anew = True
 
     def now(self) -> tuple[int, int]:
@@ -69,8 +78,9 @@ class Ranks:
         if self._mesh is not None:
             if self._mesh.get_coordinate() is None:
                 raise ValueError(
-                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, but this is rank {group and group[0]}, which is not in it and so has no share. Iterate only "
-                    f"on the ranks of the mesh, or include all ranks that read data in the mesh."
+                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, but this is rank {group and group[0]}, "
+                    f"which is not in it and so has no share. Iterate only on the ranks of the mesh, or include all "
+                    f"ranks that read data in the mesh."
                 )
             return self._mesh.get_local_rank(), self._mesh.size()
         if group is not None:
@@ -92,7 +102,9 @@ class Ranks:
         return self._given is not None
 
     def members(self) -> Sequence[int]:
-        """The ranks of the process group that share the sequence; empty if the numbers do not come from a process group."""
+        """The ranks of the process group that share the sequence; empty if the numbers do not come from a process
+        group.
+        """
         group = process_group()
         if self._given is not None or group is None:
             return ()
@@ -104,11 +116,12 @@ class Ranks:
     def check_group(self) -> None:
         """Refuse to deliver items that were dealt for a rank or world size other than those of the process group.
 
-        The delivering thread calls this before each delivery. It is not called when items are read, because items in flight were read before
-        the group was recreated, and a reader thread might find no group in between. Costs 2 us.
+        The delivering thread calls this before each delivery. It is not called when items are read, because items in
+        flight were read before the group was recreated, and a reader thread might find no group in between. Costs 2 us.
 
         Raises:
-            GraphError: The process group was created or recreated with other numbers than this loader, or its ``mesh``, began with.
+            GraphError: The process group was created or recreated with other numbers than this loader, or its ``mesh``,
+                began with.
         """
         if self._given is not None:
             return
@@ -121,8 +134,9 @@ class Ranks:
             else "build another loader, with a mesh of the new group, and load the same state on every rank"
         )
         raise GraphError(
-            f"this loader began as rank {began[0]} of {began[1]}, but torch.distributed now says rank {group[0]} of {group[1]}. Call init_process_group before "
-            f"the first batch, or pass rank and world_size. If the process group was recreated: {remedy}."
+            f"this loader began as rank {began[0]} of {began[1]}, but torch.distributed now says rank {group[0]} of "
+            f"{group[1]}. Call init_process_group before the first batch, or pass rank and world_size. If the process "
+            f"group was recreated: {remedy}."
         )
 
 
@@ -139,5 +153,7 @@ def process_group() -> tuple[int, int] | None:
 def _checked(rank: int, world_size: int, where: str) -> tuple[int, int]:
     rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
     if rank >= world_size:
-        raise ValueError(f"rank={rank} and world_size={world_size} from {where} do not fit: the rank must be below the world size.")
+        raise ValueError(
+            f"rank={rank} and world_size={world_size} from {where} do not fit: the rank must be below the world size."
+        )
     return rank, world_size

@@ -23,7 +23,9 @@ T = TypeVar("T", covariant=True)
 
 
 class ReaderNode(Node[T]):
-    """Deliver items that a `ReaderThread` reads from ``source``. The state is the source's after the last delivered item.
+    """Deliver items that a `ReaderThread` reads from ``source``.
+
+    The state is the source's after the last delivered item.
 
     Args:
         source: After the first ``next`` only the reader thread reads it.
@@ -67,7 +69,11 @@ class ReaderNode(Node[T]):
                 convert=self._converter(),
                 holds=self._holds(),
                 timeout=self._timeout,
-                places=[draws.blocked.place() for node in self.source.chain() if (draws := getattr(node, "draws", None)) is not None],
+                places=[
+                    draws.blocked.place()
+                    for node in self.source.chain()
+                    if (draws := getattr(node, "draws", None)) is not None
+                ],
             )
         (self.source if self._pump is None else self._pump).reset(initial_state)
 
@@ -145,11 +151,19 @@ class ReaderNode(Node[T]):
         return self._depth + 1 if self._threaded else 0
 
     def _converter(self) -> Callable[[Any], Any] | None:
-        """The function that the thread applies to each item and marker. Called in the consumer's thread, at the first `reset`."""
+        """The function that the thread applies to each item and marker.
+
+        Called in the consumer's thread, at the first `reset`.
+        """
         return None
 
     def _holds(self) -> Callable[[Any], bool]:
-        """A function that says after which items the reader waits for the consumer. It must not refer to this node, or the thread would keep it alive."""
+        """A function that says after which items the reader waits for the consumer.
+
+        It must not refer to this node, or the thread would keep it alive.
+        """
         in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
         source, ahead = self.source, self._prefetch_next_epoch
-        return lambda item: (is_marker(item) and not (ahead and source.runs_ahead)) or any(node.in_step for node in in_step)
+        return lambda item: (
+            (is_marker(item) and not (ahead and source.runs_ahead)) or any(node.in_step for node in in_step)
+        )

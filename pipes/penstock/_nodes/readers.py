@@ -1,4 +1,7 @@
-"""Read an iterable or a torchdata node pass by pass, for `IterableSource`. A *pass* is one reading from beginning to end."""
+"""Read an iterable or a torchdata node pass by pass, for `IterableSource`.
+
+A *pass* is one reading from beginning to end.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ class Reader(Protocol):
 
     Attributes:
         KEY: The key of its state in the saved state.
-        IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state rebuilds that pass, with
-            everything that depends on its epoch; and `resume` reads up to the position of the state.
+        IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state rebuilds
+            that pass, with everything that depends on its epoch; and `resume` reads up to the position of the state.
         stateful: Whether the source keeps a state from one pass to the next.
-        counts_apart: Whether it holds several samplers. After a resume in the middle of a pass, only those that are read again count that pass, so that a state at its end
-            is not where the next pass begins.
+        counts_apart: Whether it holds several samplers. After a resume in the middle of a pass, only those that are
+            read again count that pass, so that a state at its end is not where the next pass begins.
         told: Whether the source has a ``set_epoch``.
         exclusive: Whether two readers of the source would move each other's position.
     """
@@ -82,7 +85,8 @@ class IterableReader:
     def __init__(self, facts: DatasetFacts) -> None:
         if facts.read == "once":
             raise GraphError(
-                f"{facts.name} is an iterator, which can be read only once, but every epoch reads it from the beginning. Pass the iterable that it was made from."
+                f"{facts.name} is an iterator, which can be read only once, but every epoch reads it from the "
+                f"beginning. Pass the iterable that it was made from."
             )
         self._iterable = facts.dataset
         self._iterator: Any = iter(())
@@ -122,10 +126,12 @@ class IterableReader:
             self._iterator = iter(())
             return True
         self._iterator = iter(self._iterable)
-        if state is not None and not self._stands_at(saved):  # its __iter__ restarted and lost the state: load it once more
+        # its __iter__ restarted and lost the state: load it once more
+        if state is not None and not self._stands_at(saved):
             (self._iterator if is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
         if ended:
-            # An iterable that begins where a loaded state says must end this pass, or the next pass would be the empty rest of this one.
+            # An iterable that begins where a loaded state says must end this pass, or the next pass would be the empty
+            # rest of this one.
             if next(self._iterator, _END) is not _END:  # it had already started over: undo that read
                 self._iterable.load_state_dict(decoded(saved))
             self._iterator = iter(())
@@ -143,7 +149,13 @@ class IterableReader:
         return next(self._iterator)
 
     def state(self) -> Any:
-        return self._iterable.state_dict() if self.stateful else self._iterator.state_dict() if is_stateful(self._iterator) else None
+        return (
+            self._iterable.state_dict()
+            if self.stateful
+            else self._iterator.state_dict()
+            if is_stateful(self._iterator)
+            else None
+        )
 
     def shutdown(self) -> None:
         pass
@@ -157,8 +169,9 @@ class IterableReader:
 class NodeReader:
     """Reads a torchdata node. It never calls a node again after its end, because nodes behave differently there.
 
-    A sampler inside that has its own generator draws from it in each pass, and a node that reads ahead begins a pass at each reset. So every pass gets a
-    generator for its epoch (`_Generators`). Otherwise the order after a resume would depend on how many passes were begun before.
+    A sampler inside that has its own generator draws from it in each pass, and a node that reads ahead begins a pass at
+    each reset. So every pass gets a generator for its epoch (`_Generators`). Otherwise the order after a resume would
+    depend on how many passes were begun before.
     """
 
     KEY = "node"
@@ -169,7 +182,9 @@ class NodeReader:
         inside = _inside(node)
         firsts = ((held, [*held.chain()][-1]) for held in inside if isinstance(held, Node))
         # A penstock node that reads one of these nodes is downstream of it, although it is held here.
-        self._ours = [held for held, first in firsts if not any(getattr(first, "iterable", None) is other for other in inside)]
+        self._ours = [
+            held for held, first in firsts if not any(getattr(first, "iterable", None) is other for other in inside)
+        ]
         for ours in self._ours:
             _check_downstream(node, ours)
         self._node: Any = node
@@ -209,7 +224,8 @@ class NodeReader:
         if self._generators.samplers:
             if not self._begun:
                 with suppress(StopIteration):
-                    next(self._node)  # a thread of the last pass may not have begun it yet, and would draw from the generator of this one
+                    # a thread of the last pass may not have begun it yet, and would draw from the generator of this one
+                    next(self._node)
             self._generators.replace(epoch)
             self._begun = False
         self._node.reset(state)
@@ -219,7 +235,8 @@ class NodeReader:
         self._begun = True
         if isinstance(item, EndOfEpoch):
             raise GraphError(
-                f"{type(self._node).__name__} passed on {item}, because it is downstream of a Cycler. Put it upstream, or write a penstock.nodes.Node."
+                f"{type(self._node).__name__} passed on {item}, because it is downstream of a Cycler. Put it upstream, "
+                f"or write a penstock.nodes.Node."
             )
         return item
 
@@ -234,7 +251,8 @@ class NodeReader:
 
 @final
 class _Generators:
-    """The own generators of samplers: that of epoch 0 is in the state that the user gave it, those of later epochs are seeded by it and the epoch.
+    """The own generators of samplers: that of epoch 0 is in the state that the user gave it, those of later epochs are
+    seeded by it and the epoch.
 
     Attributes:
         samplers: Those that have one.
@@ -250,7 +268,10 @@ class _Generators:
     def replace(self, epoch: int) -> None:
         """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
         for sampler in self.samplers:
-            first, generator = _as_passed.setdefault(sampler, sampler.generator.get_state()), torch.Generator(device="cpu")
+            first, generator = (
+                _as_passed.setdefault(sampler, sampler.generator.get_state()),
+                torch.Generator(device="cpu"),
+            )
             if epoch == 0:
                 generator.set_state(first)
             else:
@@ -269,9 +290,13 @@ def _inside(node: BaseNode[Any]) -> list[Any]:
             continue
         found[id(part)] = part
         # Attributes of any name, because a user's node has its own names.
-        held = [] if isinstance(part, Node) else [getattr(part, "source", None), *getattr(part, "__dict__", {}).values()]
+        held = (
+            [] if isinstance(part, Node) else [getattr(part, "source", None), *getattr(part, "__dict__", {}).values()]
+        )
         for value in held:
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
             waiting += [each for each in islice(values, _MOST_VALUES) if isinstance(each, (BaseNode, Sampler))]
     return list(found.values())
 
@@ -281,7 +306,9 @@ _MOST_VALUES = 1000
 
 
 _as_passed: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
-"""The state of a sampler's generator before its first pass. It outlives the loader: another one that reads the sampler begins with the same state."""
+"""The state of a sampler's generator before its first pass. It outlives the loader: another one that reads the sampler
+begins with the same state.
+"""
 
 
 def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
@@ -294,6 +321,6 @@ def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
         )
     if not any(hasattr(upstream, "map_fn") for upstream in ours.chain()):
         raise GraphError(
-            f"{name} is downstream of a {type(ours).__name__} and would get Indices, which it cannot handle. Put it upstream, use the penstock node "
-            f"that does the same, or write a penstock.nodes.Node."
+            f"{name} is downstream of a {type(ours).__name__} and would get Indices, which it cannot handle. Put it "
+            f"upstream, use the penstock node that does the same, or write a penstock.nodes.Node."
         )

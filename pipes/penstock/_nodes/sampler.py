@@ -30,13 +30,16 @@ _NOT_READ: Block = (-1, 0, 0, 1, _NOTHING)
 class Sampler(FirstNode[Indices]):
     """Walk through ``order``: one epoch of single `Indices`, then ``StopIteration``.
 
-    The state is only the position in the epoch, so moving to a state costs nothing. ``reset()`` without a state begins the next epoch if part
-    of this one has been read, and otherwise this one. The state of a `ContinuingOrder` also holds where the epoch began (``origin``) and, at
-    its end, how many of its items no rank got (``left``); the next epoch begins with those.
+    The state is only the position in the epoch, so moving to a state costs nothing. ``reset()`` without a state begins
+    the next epoch if part of this one has been read, and otherwise this one. The state of a `ContinuingOrder` also
+    holds where the epoch began (``origin``) and, at its end, how many of its items no rank got (``left``); the next
+    epoch begins with those.
 
     Args:
-        order: Which index is at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
-        skip: Ranges of samples, counted from the start of training over all ranks, that no rank gets: pairs of the first one and the one after the last. They count as passed.
+        order: Which index is at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or
+            your own `Order`.
+        skip: Ranges of samples, counted from the start of training over all ranks, that no rank gets: pairs of the
+            first one and the one after the last. They count as passed.
 
     Raises:
         GraphError: ``order`` is not an order.
@@ -51,7 +54,8 @@ class Sampler(FirstNode[Indices]):
     def __init__(self, order: Order, skip: Iterable[Sequence[int]] = ()) -> None:
         if not isinstance(order, Order):
             raise GraphError(
-                f"an order has __len__, indices and settings, but {type(order).__name__} does not. Wrap a torch sampler in SamplerWrapper."
+                f"an order has __len__, indices and settings, but {type(order).__name__} does not. Wrap a torch "
+                f"sampler in SamplerWrapper."
             )
         self.order = order
         self._n = len(order)
@@ -62,18 +66,32 @@ class Sampler(FirstNode[Indices]):
         self._changed, self._read_as = False, order.state if isinstance(order, PlainOrder) else None
         self._ahead = _NOT_READ
         self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
-        # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
+        # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or
+        # is planned as a whole.
         self._marks = order.marks if isinstance(order, PlainOrder) else None
         self.why_ranks_differ = order.why_ranks_differ if isinstance(order, PlainOrder) else None
         # Each protocol is asked once, because Python 3.11 takes 10 us to answer.
         self._planned = order if isinstance(order, PlannedOrder) else None
-        self._scheduled, continuing = order if isinstance(order, ScheduledOrder) else None, isinstance(order, ContinuingOrder)
-        self._looks_ahead = isinstance(order, PlainOrder) and not (self.grain or continuing or self._planned is not None)
+        self._scheduled, continuing = (
+            order if isinstance(order, ScheduledOrder) else None,
+            isinstance(order, ContinuingOrder),
+        )
+        self._looks_ahead = isinstance(order, PlainOrder) and not (
+            self.grain or continuing or self._planned is not None
+        )
         self._plans, self._planner = PlanSource[Any](), _OrderPlanner(order)
         settings = order.settings()
         # Ranks with other weights are compared, so these are no part of what two loaders must have in common for that.
-        settings = {name: value for name, value in settings.items() if name != "weights" or not isinstance(order, WeightedOrder)}
-        super().__init__(Facts(settings, {"all stages": settings} if self._scheduled is not None else {}, carries_over_epochs=continuing))
+        settings = {
+            name: value for name, value in settings.items() if name != "weights" or not isinstance(order, WeightedOrder)
+        }
+        super().__init__(
+            Facts(
+                settings,
+                {"all stages": settings} if self._scheduled is not None else {},
+                carries_over_epochs=continuing,
+            )
+        )
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order}
@@ -86,7 +104,8 @@ class Sampler(FirstNode[Indices]):
         elif epoch == after["epoch"]:
             origin = after["origin"]
         else:
-            delivered = after["position"] - after.get("left", 0) or self._n  # an epoch that is skipped unread counts as a whole one
+            # an epoch that is skipped unread counts as a whole one
+            delivered = after["position"] - after.get("left", 0) or self._n
             origin = after["origin"] + delivered + (epoch - after["epoch"] - 1) * self._n
         return {"epoch": epoch, "position": 0, "origin": origin}
 
@@ -108,8 +127,9 @@ class Sampler(FirstNode[Indices]):
         count = max(0, -(-(end - start) // every))
         if not count and self._planned is None:  # orders keep one epoch, and may have begun the next one
             return Indices(epoch, _NOTHING.positions, _NOTHING.values), behind
-        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each
-        # time. A block is one tuple, assigned at once, so an interrupt or another thread sees either the old one or the new one.
+        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute
+        # ahead, twice as far each time. A block is one tuple, assigned at once, so an interrupt or another thread sees
+        # either the old one or the new one.
         of_epoch, of_origin, begin, stride, ahead = self._ahead
         at, misfit = divmod(start - begin, every)
         there = len(ahead.positions)
@@ -121,7 +141,8 @@ class Sampler(FirstNode[Indices]):
             self._ahead, at, ahead = block, 0, block[4]
             there = len(ahead.positions)
         if self._looks_ahead and at <= there // 2 < at + count and start + (there - at) * every >= self._n:
-            # The middle of the epoch's last block. The next epoch would otherwise begin with a batch that takes several times as long.
+            # The middle of the epoch's last block. The next epoch would otherwise begin with a batch that takes several
+            # times as long.
             self._next = self._computed(epoch + 1, origin, first, self._block, every)
         if count == there:
             return ahead, behind
@@ -133,7 +154,10 @@ class Sampler(FirstNode[Indices]):
         number = self.skips.kept(origin + place["position"])
         positions = self.skips.at(np.arange(min(many, left)) + number) - origin
         end = self._n if many > left else int(positions[-1]) + 1 if many else place["position"]
-        return self._indices(place["epoch"], place.get("origin", 0), positions[first::every]), {**place, "position": end}
+        return self._indices(place["epoch"], place.get("origin", 0), positions[first::every]), {
+            **place,
+            "position": end,
+        }
 
     def skip(self, place: State) -> State:
         end = {**place, "position": self._n}
@@ -201,7 +225,8 @@ class Sampler(FirstNode[Indices]):
             order.begin(epoch, block)
             if order.state is not self._read_as:
                 raise GraphError(
-                    "the order was updated, but groups are planned ahead by the weights that it was built with. Build a new loader."
+                    "the order was updated, but groups are planned ahead by the weights that it was built with. Build "
+                    "a new loader."
                 )
 
     def passed(self, place: State) -> int:
@@ -210,7 +235,11 @@ class Sampler(FirstNode[Indices]):
 
     def choices(self) -> dict[str, Any]:
         stages = {"all stages": self._scheduled.settings()} if self._scheduled is not None else {}
-        return {"skip": self.skips.ranges, **stages, **(self.order.choices() if isinstance(self.order, PlainOrder) else {})}
+        return {
+            "skip": self.skips.ranges,
+            **stages,
+            **(self.order.choices() if isinstance(self.order, PlainOrder) else {}),
+        }
 
     def check(self, state: Any) -> None:
         continues = self.facts.carries_over_epochs
@@ -219,16 +248,18 @@ class Sampler(FirstNode[Indices]):
         if isinstance(self.order, ContinuingOrder):
             if state["origin"] > state["epoch"] * self._n:
                 raise StateError(
-                    f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the stream, but an epoch has {self._n} items: "
-                    f"the state is damaged. Load an older one."
+                    f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the "
+                    f"stream, but an epoch has {self._n} items: the state is damaged. Load an older one."
                 )
             if "left" in state and not 0 < state["left"] <= position == self._n:
                 raise StateError(
-                    f"a state with {state['left']} items left at position {position} of {self._n} is damaged. Load an older one."
+                    f"a state with {state['left']} items left at position {position} of {self._n} is damaged. Load an "
+                    f"older one."
                 )
         if position > self._n:
             raise StateError(
-                f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with another dataset?"
+                f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with "
+                f"another dataset?"
             )
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
@@ -237,7 +268,11 @@ class Sampler(FirstNode[Indices]):
         if not is_count(position) or not is_count(origin):
             return {}
         at = origin + min(position, self._n)
-        begun = self.skips.begun(at if self.facts.carries_over_epochs else epoch * self._n + at) if self.skips.ranges else []
+        begun = (
+            self.skips.begun(at if self.facts.carries_over_epochs else epoch * self._n + at)
+            if self.skips.ranges
+            else []
+        )
         stages = self._scheduled.settings_at(epoch, at) if self._scheduled is not None else {}
         return {**stages, **({"skip": begun} if begun else {})}
 
@@ -266,7 +301,13 @@ class Sampler(FirstNode[Indices]):
         self._plans.shutdown()
 
     def _computed(self, epoch: int, origin: int, start: int, count: int, every: int) -> Block:
-        return epoch, origin, start, every, self._indices(epoch, origin, np.arange(start, min(start + count * every, self._n), every))
+        return (
+            epoch,
+            origin,
+            start,
+            every,
+            self._indices(epoch, origin, np.arange(start, min(start + count * every, self._n), every)),
+        )
 
     def _indices(self, epoch: int, origin: int, positions: np.ndarray) -> Indices:
         planned = self._planned

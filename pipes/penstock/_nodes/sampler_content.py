@@ -1,7 +1,8 @@
 """What a sampler holds, to compare it with a copy: its attributes, what they hold, and what its code reaches by name.
 
-The comparison is a pickle that is never loaded, because the pickler is fast, follows every reference, and refuses what cannot be followed. Arrays
-and tensors are compared as memory: 10**7 weights take 6 ms. Functions and classes count by identity, and by what they reach.
+The comparison is a pickle that is never loaded, because the pickler is fast, follows every reference, and refuses what
+cannot be followed. Arrays and tensors are compared as memory: 10**7 weights take 6 ms. Functions and classes count by
+identity, and by what they reach.
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ from penstock._nodes.sampler_traits import seedable, wrapped
 _OBJECTS: Final = 5_000
 _TEXT: Final = 2**24
 _ARRAYS: Final = 2**28
-"""Bounds on what is compared: objects that are not plain, bytes of their pickle, bytes of arrays. The first two take at most 50 ms."""
+"""Bounds on what is compared: objects that are not plain, bytes of their pickle, bytes of arrays. The first two take at
+most 50 ms.
+"""
 
 
-_GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
+_GENERATORS: Final = (
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    torch.Generator,
+)
 _OUTSIDE: Final = {
     *("open", "input", "exec", "eval", "__import__", "load", "loads", "loadtxt", "fromfile", "memmap", "read_text"),
     *("read_bytes", "read_csv", "read_json", "read_parquet", "environ", "getenv", "os", "io", "time", "datetime"),
@@ -119,7 +128,9 @@ class _Reader(pickle.Pickler):
         self._left, self._bytes = _OBJECTS, 0
         self._met: set[int] = set()
         # Every reading seeds these anew, so their states do not matter.
-        self._seeded = {id(one) for one in (torch.default_generator, *map(seedable, wrapped(sampler))) if one is not None}
+        self._seeded = {
+            id(one) for one in (torch.default_generator, *map(seedable, wrapped(sampler))) if one is not None
+        }
 
     def dumped(self, value: Any) -> Memory:
         """The pickle of all values since the last call, ``value`` among them."""
@@ -144,7 +155,12 @@ class _Reader(pickle.Pickler):
             return _was, ()
         if isinstance(value, torch.Tensor):
             plain = value.detach().cpu().contiguous()
-            return _was, (str(value.dtype), str(value.device), tuple(value.shape), plain.reshape(-1).view(torch.uint8).numpy())
+            return _was, (
+                str(value.dtype),
+                str(value.device),
+                tuple(value.shape),
+                plain.reshape(-1).view(torch.uint8).numpy(),
+            )
         if isinstance(value, _GENERATORS) and self._is_reaching:
             raise CannotCompare(f"its code reaches a {type(value).__name__}, which a copy would share")
         if isinstance(value, torch.Generator):
@@ -155,7 +171,11 @@ class _Reader(pickle.Pickler):
         if type(value).__module__ == "multiprocessing.shared_memory":
             raise CannotCompare(f"it holds a {type(value).__name__}, which a copy would share")
         if type(value) in (RandomSampler, SequentialSampler):  # of their data they use its length only
-            return _was, (type(value), len(value.data_source), {name: one for name, one in vars(value).items() if name != "data_source"})
+            return _was, (
+                type(value),
+                len(value.data_source),
+                {name: one for name, one in vars(value).items() if name != "data_source"},
+            )
         if isinstance(value, ModuleType):
             return _was, (id(value),)
         if isinstance(value, FunctionType | type) and value is not _was:
@@ -172,7 +192,8 @@ class _Reader(pickle.Pickler):
             self.reached.append(id(value.__code__))
             if is_users(value) and (outside := sorted(code_names(value.__code__) & _OUTSIDE)):
                 raise CannotCompare(
-                    f"{value.__qualname__} names {outside[0]}, and so may depend on a file, on the time, or on the environment"
+                    f"{value.__qualname__} names {outside[0]}, and so may depend on a file, on the time, or on the "
+                    f"environment"
                 )
             self.reached.append([vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__])
         if isinstance(value, type):

@@ -37,16 +37,18 @@ BATCHES = 256
 class Reading:
     """One epoch of a sampler being read: all at once if the sampler has a length, otherwise block by block.
 
-    Every generator that the sampler draws from is seeded once and belongs to this reading until the epoch ends. Generators that were lent
-    stay lent between two blocks. The global ones cannot, because the caller draws from them in between. So each block restores the state in
-    which the previous block left them, and saves it again at its end.
+    Every generator that the sampler draws from is seeded once and belongs to this reading until the epoch ends.
+    Generators that were lent stay lent between two blocks. The global ones cannot, because the caller draws from them
+    in between. So each block restores the state in which the previous block left them, and saves it again at its end.
 
     Attributes:
         epoch: The epoch.
         begin: The position of the next block; samples before it, and their checksum, go into its `Plan`.
     """
 
-    def __init__(self, sampler: Any, seed: int, epoch: int, *, batches: bool | None, infinite: bool = False, draws: bool) -> None:
+    def __init__(
+        self, sampler: Any, seed: int, epoch: int, *, batches: bool | None, infinite: bool = False, draws: bool
+    ) -> None:
         self.epoch = epoch
         self.begin = 0
         self._sampler = sampler
@@ -110,8 +112,9 @@ class Reading:
                 self._length, more = None, True  # it has a length and no end
             elif read > 2 * self._length + CHUNK:
                 raise ValueError(
-                    f"{type(self._sampler).__name__} has a length of {self._length}, but did not end after {read} items. "
-                    f"An epoch must end, so stop after that length. If the sampler never ends, pass infinite=True to from_dataset or to SamplerWrapper."
+                    f"{type(self._sampler).__name__} has a length of {self._length}, but did not end after {read} "
+                    f"items. An epoch must end, so stop after that length. If the sampler never ends, pass "
+                    f"infinite=True to from_dataset or to SamplerWrapper."
                 )
         starts = np.cumsum([0, *lengths], dtype=np.int64) if self._batches else None
         return Plan(_joined(parts), starts, False, self.begin, self._samples, self._checksum, more)
@@ -122,11 +125,13 @@ class Reading:
             values = list(islice(items, CHUNK))
             if self._batches is None and any(issubclass(kind, list) for kind in set(map(type, values))):
                 raise ValueError(
-                    f"{type(self._sampler).__name__} yields lists, and it is unclear whether a list is a batch of indices or one index. "
-                    f"Write SamplerWrapper(..., batches=True) for batches, or batches=False where dataset[[0, 1]] is one sample."
+                    f"{type(self._sampler).__name__} yields lists, and it is unclear whether a list is a batch of "
+                    f"indices or one index. Write SamplerWrapper(..., batches=True) for batches, or batches=False "
+                    f"where dataset[[0, 1]] is one sample."
                 )
             return values or None
-        # Each batch is read before the next is asked for: it may be an iterator over the same items that the sampler reads from.
+        # Each batch is read before the next is asked for: it may be an iterator over the same items that the sampler
+        # reads from.
         batches = [_batch(self._sampler, item) for item in islice(items, BATCHES)]
         lengths += map(len, batches)
         return [value for batch in batches for value in batch] if batches else None
@@ -161,15 +166,17 @@ def _batch(sampler: Any, item: Any) -> list[Any]:
         samples = iter(item)
     except TypeError as exc:
         raise TypeError(
-            f"{type(sampler).__name__} yields {item!r:.80}, which is not a batch: a batch sampler yields lists of indices. "
-            f"Pass it as sampler=, or in a hand-built graph pass batches=False."
+            f"{type(sampler).__name__} yields {item!r:.80}, which is not a batch: a batch sampler yields lists of "
+            f"indices. Pass it as sampler=, or in a hand-built graph pass batches=False."
         ) from exc
     return list(samples)
 
 
 def _as_integers(values: list[Any]) -> Values:
     try:
-        return np.array(values if set(map(type, values)) <= {int} else list(map(operator.index, values)), dtype=np.int64)
+        return np.array(
+            values if set(map(type, values)) <= {int} else list(map(operator.index, values)), dtype=np.int64
+        )
     except Exception:  # not whole numbers, or too large
         return [_unwrapped(value) for value in values]
 

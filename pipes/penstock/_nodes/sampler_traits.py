@@ -33,7 +33,10 @@ def wrapped(sampler: Any) -> list[Any]:
 
 
 def seedable(sampler: Any) -> torch.Generator | np.random.Generator | None:
-    """The ``generator`` of ``sampler`` itself that is seeded for every epoch; None if it has none of these kinds. One of another kind is a memory."""
+    """The ``generator`` of ``sampler`` itself that is seeded for every epoch; None if it has none of these kinds.
+
+    One of another kind is a memory.
+    """
     generator = getattr(sampler, "generator", None)
     is_own = isinstance(generator, torch.Generator | np.random.Generator) and generator is not torch.default_generator
     return generator if is_own else None
@@ -46,14 +49,18 @@ def owns_its_randomness(sampler: Any) -> bool:
     """
     torchs = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
     plain = (list, tuple, range, np.ndarray, torch.Tensor)
-    return all(type(one) in torchs + plain and getattr(one, "generator", None) is not torch.default_generator for one in wrapped(sampler))
+    return all(
+        type(one) in torchs + plain and getattr(one, "generator", None) is not torch.default_generator
+        for one in wrapped(sampler)
+    )
 
 
 def copied(sampler: Any, *, shares_data: bool = False) -> Any:
     """A copy of ``sampler``; None if it cannot be copied.
 
-    It shares the global generators, and the data of which torch's own samplers use nothing but the length. With ``shares_data``, which is for a copy that is not
-    read, or of what may hold too much, it shares any ``dataset`` and ``data_source``.
+    It shares the global generators, and the data of which torch's own samplers use nothing but the length. With
+    ``shares_data``, which is for a copy that is not read, or of what may hold too much, it shares any ``dataset`` and
+    ``data_source``.
     """
     if shares_data:
         shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
@@ -73,8 +80,8 @@ def told_by(sampler: Any) -> list[Any]:
 def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> bool:
     """Call ``set_epoch(epoch)`` on ``sampler`` and on everything it wraps.
 
-    With ``seeded``, the global generators are seeded by the epoch meanwhile, for a ``set_epoch`` that draws; not while other code may draw from them.
-    Returns whether it drew then.
+    With ``seeded``, the global generators are seeded by the epoch meanwhile, for a ``set_epoch`` that draws; not while
+    other code may draw from them. Returns whether it drew then.
     """
     told = told_by(sampler)
     if not told or not seeded:

@@ -32,46 +32,57 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _MADE = 64
-"""Plans whose checksums are kept. If the graph runs further ahead of the loader, a plan must be made again to be compared."""
+"""Plans whose checksums are kept. If the graph runs further ahead of the loader, a plan must be made again to be
+compared.
+"""
 
 
 @final
 class SamplerWrapper(FirstNode[Any]):
-    """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a batch sampler.
+    """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a
+    batch sampler.
 
-    **An epoch is what the sampler holds when the loop asks for its first batch**, as with a ``DataLoader``. At that moment ``set_epoch(epoch)`` is
-    called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``). Everything it draws from is seeded from (seed, epoch): its
-    ``generator``, and ``random``, ``numpy.random`` and torch's CPU generator, which are restored afterwards.
+    **An epoch is what the sampler holds when the loop asks for its first batch**, as with a ``DataLoader``. At that
+    moment ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``).
+    Everything it draws from is seeded from (seed, epoch): its ``generator``, and ``random``, ``numpy.random`` and
+    torch's CPU generator, which are restored afterwards.
 
-    The indices of an epoch are its *plan*, with 8 bytes per sample. The next plan is made from a copy of the sampler while this one is used. When
-    the next epoch begins, the copy is compared with the sampler. If they differ, the plan and the batches loaded from it are dropped, and the log
-    says so once. A sampler that cannot be compared whole (it holds an open file, a lock, a large dataset) is read when its epoch begins, and
-    nothing of that epoch is loaded before. The same applies to the epoch after one for which the sampler was changed.
+    The indices of an epoch are its *plan*, with 8 bytes per sample. The next plan is made from a copy of the sampler
+    while this one is used. When the next epoch begins, the copy is compared with the sampler. If they differ, the plan
+    and the batches loaded from it are dropped, and the log says so once. A sampler that cannot be compared whole (it
+    holds an open file, a lock, a large dataset) is read when its epoch begins, and nothing of that epoch is loaded
+    before. The same applies to the epoch after one for which the sampler was changed.
 
-    Plans are made ahead in a thread. If the sampler draws from the global generators, they are made in the thread that reads the node.
+    Plans are made ahead in a thread. If the sampler draws from the global generators, they are made in the thread that
+    reads the node.
 
-    A sampler without a length may be endless. If it has not ended after 65,536 items (or, in batches, 2**20 samples), it is read in blocks of
-    that size, one block ahead of the consumer, and the number of items in the epoch stays unknown.
+    A sampler without a length may be endless. If it has not ended after 65,536 items (or, in batches, 2**20 samples),
+    it is read in blocks of that size, one block ahead of the consumer, and the number of items in the epoch stays
+    unknown.
 
-    Resuming loads no sample: the sampler is read again from the start of the epoch, and the state has a checksum of the plan up to its
-    position. A sampler with a memory, which yields a different plan when the same epoch is read again, first has to yield all earlier epochs.
+    Resuming loads no sample: the sampler is read again from the start of the epoch, and the state has a checksum of the
+    plan up to its position. A sampler with a memory, which yields a different plan when the same epoch is read again,
+    first has to yield all earlier epochs.
 
     Args:
-        sampler: A torch ``Sampler`` or ``BatchSampler``, or any iterable of indices, or of batches of them, that can be read again.
+        sampler: A torch ``Sampler`` or ``BatchSampler``, or any iterable of indices, or of batches of them, that can be
+            read again.
         seed: From 0 to 2**63 - 1.
         plan_ahead: False reads the sampler itself, and only when its epoch begins.
-        batches: True: each item is a batch of indices of any kind (a list, a tuple, a ``range``, an array, an iterator, …). False: each
-            item is one index of any kind; a list means ``dataset[[0, 1]]``. None: True for a ``BatchSampler``, otherwise False, and a list
-            is refused.
-        split: ``"items"``: the sampler yields the indices of all ranks. ``"own"``: it yields those of this rank, and a `Sharder` passes them on
-            unchanged. States then have no checksum, and load at the same world size.
+        batches: True: each item is a batch of indices of any kind (a list, a tuple, a ``range``, an array, an iterator,
+            …). False: each item is one index of any kind; a list means ``dataset[[0, 1]]``. None: True for a
+            ``BatchSampler``, otherwise False, and a list is refused.
+        split: ``"items"``: the sampler yields the indices of all ranks. ``"own"``: it yields those of this rank, and a
+            `Sharder` passes them on unchanged. States then have no checksum, and load at the same world size.
         infinite: The sampler may never end, although it has a length.
 
     Raises:
-        GraphError: ``sampler`` shards by itself although ``split="items"``, or cannot be read again. From `peek`: the epoch is read in blocks.
+        GraphError: ``sampler`` shards by itself although ``split="items"``, or cannot be read again. From `peek`: the
+            epoch is read in blocks.
         TypeError: While reading: ``batches=True``, and an item holds no indices.
         ValueError: While reading: a list came with ``batches=None``; or an epoch runs far past the sampler's length.
-        StateMismatch: While reading, after a reset to a state: the sampler did not reproduce what it yielded before the state.
+        StateMismatch: While reading, after a reset to a state: the sampler did not reproduce what it yielded before the
+            state.
     """
 
     __module__ = "penstock.nodes"
@@ -92,7 +103,8 @@ class SamplerWrapper(FirstNode[Any]):
             refuse_sharded(sampler)
         if isinstance(sampler, Iterator) or not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
             raise GraphError(
-                f"{type(sampler).__name__} cannot be read once for each epoch, as a sampler must. Pass an object with __iter__, such as a list."
+                f"{type(sampler).__name__} cannot be read once for each epoch, as a sampler must. Pass an object with "
+                f"__iter__, such as a list."
             )
         self.sampler = sampler
         self.seed = checked_seed(seed)
@@ -100,18 +112,20 @@ class SamplerWrapper(FirstNode[Any]):
         self.batches = True if batches is None and isinstance(sampler, BatchSampler) else batches
         self._own = split == "own"
         self._infinite = infinite
-        self._planner: EpochPlanner | None = None  # of what the sampler was when an epoch began; made when it is first needed
+        # of what the sampler was when an epoch began; made when it is first needed
+        self._planner: EpochPlanner | None = None
         self._plans: PlanSource[Plan] = PlanSource()
         self._is_sized = True  # false once an epoch had another length than the sampler says
         self._lengths: dict[int, int | None] = {}  # what it says for each of the last epochs that were asked for
         self._once = Once()
         self._begun = -1  # the epoch that the loop has asked for
         self._changed = False  # the sampler was changed for that epoch
-        self._unsure: list[tuple[int, Plan]] = []  # plans that are to be checked when the loop waits; see `EpochPlanner.is_certain`
-        self._made: tuple[
-            tuple[int, int, int, int], ...
-        ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
-        self._held: tuple[int, Plan, EpochPlanner] | None = None  # an epoch, its plan or the block in use, and where that came from
+        # plans that are to be checked when the loop waits; see `EpochPlanner.is_certain`
+        self._unsure: list[tuple[int, Plan]] = []
+        # of the last plans: epoch, first position, the position after the last, `Plan.said`
+        self._made: tuple[tuple[int, int, int, int], ...] = ()
+        # an epoch, its plan or the block in use, and where that came from
+        self._held: tuple[int, Plan, EpochPlanner] | None = None
         self._looked_up: tuple[int, Plan] | None = None  # an epoch and its plan, for `at`
         self._follows: State | None = None  # the last returned place, which fits the current plan
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": self.seed}
@@ -145,8 +159,8 @@ class SamplerWrapper(FirstNode[Any]):
         self._planner, self._made, self._lengths = None, (), {}
         if self._changed and held is not None and held[2] is planner and held[0] >= epoch and self._once("changed"):
             log.warning(
-                "%s was changed after batches of epoch %d had been loaded from a copy of it. They were dropped, and are loaded again. To load nothing ahead of such an epoch, "
-                "pass plan_ahead=False.",
+                "%s was changed after batches of epoch %d had been loaded from a copy of it. They were dropped, and "
+                "are loaded again. To load nothing ahead of such an epoch, pass plan_ahead=False.",
                 *(type(self.sampler).__name__, epoch),
             )
         return False
@@ -199,24 +213,30 @@ class SamplerWrapper(FirstNode[Any]):
                 planner = self._another()
                 if planner is None:
                     raise GraphError(
-                        f"{type(self.sampler).__name__} cannot be copied or may change (plan_ahead=False), so only the epoch that it is in can be read by position"
+                        f"{type(self.sampler).__name__} cannot be copied or may change (plan_ahead=False), so only the "
+                        f"epoch that it is in can be read by position"
                     )
                 with neutral_modes():
                     self._looked_up = epoch, planner(PlanRequest(epoch))
             plan = self._looked_up[1]
         if plan.is_block:
-            raise GraphError(f"{type(self.sampler).__name__}, which has no end or no __len__, cannot be read by position")
+            raise GraphError(
+                f"{type(self.sampler).__name__}, which has no end or no __len__, cannot be read by position"
+            )
         items = len(plan.values)
         check_positions(epoch, positions, items, wraps=wraps)
         within = positions % max(1, items)
-        return Indices(epoch, positions, [plan.values[k] for k in within] if isinstance(plan.values, list) else plan.values[within])
+        return Indices(
+            epoch, positions, [plan.values[k] for k in within] if isinstance(plan.values, list) else plan.values[within]
+        )
 
     def check(self, state: Any) -> None:
         position = fields(state, epoch=int, position=int, checksum=int)["position"]
         plan = self._plan_of(state["epoch"])
         if plan is not None and not plan.more and position > plan.end:
             raise StateError(
-                f"a state at position {position} is out of bounds: epoch {state['epoch']} has {plan.end} items. Was it saved with another sampler or dataset?"
+                f"a state at position {position} is out of bounds: epoch {state['epoch']} has {plan.end} items. Was it "
+                f"saved with another sampler or dataset?"
             )
 
     def seek(self, place: State) -> State:
@@ -230,10 +250,13 @@ class SamplerWrapper(FirstNode[Any]):
     def known(self, state: State) -> int | None:
         """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Thread-safe."""
         epoch, position, planner = state["epoch"], state["position"], self._planner
-        # If the sampler itself is read, the loop may change it: earlier plans are meaningless, and only the one in use counts.
+        # If the sampler itself is read, the loop may change it: earlier plans are meaningless, and only the one in use
+        # counts.
         is_copy = planner is not None and planner.pristine is not None
         made = self._made if is_copy else self._made[-1:] if self._plan_of(epoch) is not None else ()
-        return next((said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None)
+        return next(
+            (said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None
+        )
 
     def upcoming(self, state: State) -> int | None:
         """The same, of a plan that is made now, from another copy of the sampler. None if it cannot be copied."""
@@ -259,7 +282,9 @@ class SamplerWrapper(FirstNode[Any]):
 
     def _planned(self) -> EpochPlanner:
         if (planner := self._planner) is None:
-            planner = EpochPlanner(self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead)
+            planner = EpochPlanner(
+                self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead
+            )
             self._planner, self._lengths, self._looked_up = planner, {}, None
         return planner
 
@@ -268,7 +293,9 @@ class SamplerWrapper(FirstNode[Any]):
         return self._planned().anew()
 
     def _length(self, epoch: int) -> int | None:
-        """What the sampler says about its length, from a copy that is told ``epoch``, because the length may depend on it."""
+        """What the sampler says about its length, from a copy that is told ``epoch``, because the length may depend on
+        it.
+        """
         planner = self._planner
         sampler = self.sampler if planner is None or planner.pristine is None else planner.pristine
         if not told_by(sampler):
@@ -289,8 +316,8 @@ class SamplerWrapper(FirstNode[Any]):
         self._is_sized = False
         if not plan.is_block:  # such a one may be infinite
             warnings.warn(
-                f"{type(self.sampler).__name__} has a length of {said}, but epoch {epoch} has {len(plan)} items. From now on the length counts as "
-                f"unknown. Make __len__ agree with __iter__.",
+                f"{type(self.sampler).__name__} has a length of {said}, but epoch {epoch} has {len(plan)} items. From "
+                f"now on the length counts as unknown. Make __len__ agree with __iter__.",
                 stacklevel=2,
             )
 
@@ -302,7 +329,9 @@ class SamplerWrapper(FirstNode[Any]):
         return held[1] if held is not None and held[0] == epoch and held[2] is self._planner else None
 
     def _plan_at(self, epoch: int, position: int, checksum: int, *, fits: bool) -> Plan:
-        """The plan of ``epoch``, or the block with the item at ``position``. Samples before it must have ``checksum``. Requests the next plan.
+        """The plan of ``epoch``, or the block with the item at ``position``.
+
+        Samples before it must have ``checksum``. Requests the next plan.
 
         Args:
             epoch: The epoch.
@@ -310,8 +339,15 @@ class SamplerWrapper(FirstNode[Any]):
             checksum: Checksum of the samples before it.
             fits: Those samples are known to be in the current plan.
         """
-        plan, request = self._plan_of(epoch), self._request({"epoch": epoch, "position": position, "checksum": checksum})
-        if plan is not None and (position < plan.end or not plan.more) and (fits or plan.fits(position, request.checksum)):
+        plan, request = (
+            self._plan_of(epoch),
+            self._request({"epoch": epoch, "position": position, "checksum": checksum}),
+        )
+        if (
+            plan is not None
+            and (position < plan.end or not plan.more)
+            and (fits or plan.fits(position, request.checksum))
+        ):
             return plan
         planner = self._planned()
         plan = self._plans.get(planner, request)
@@ -327,8 +363,9 @@ class SamplerWrapper(FirstNode[Any]):
         self._compare_length(epoch, plan)
         if plan.more and self._once("has not ended"):
             log.warning(
-                f"{type(self.sampler).__name__} has not ended after {plan.end} items, so it is read in blocks while it is used. "
-                f"The number of items in an epoch stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
+                f"{type(self.sampler).__name__} has not ended after {plan.end} items, so it is read in blocks while it "
+                f"is used. The number of items in an epoch stays unknown, and a resume reads the indices again from "
+                f"the epoch's start, but no sample."
             )
         if planner.pristine is not None and (plan.more or not self._changed):
             following = plan.next_request(epoch)
@@ -339,14 +376,20 @@ class SamplerWrapper(FirstNode[Any]):
         name = type(self.sampler).__name__
         if self._own:
             return (
-                f"the state counts {position} items of epoch {epoch}, but the share that {name} yields on this rank has {plan.end}. If the ranks have shares of "
-                f"different lengths, save the states of all ranks, and load the one that this rank saved."
+                f"the state counts {position} items of epoch {epoch}, but the share that {name} yields on this rank "
+                f"has {plan.end}. If the ranks have shares of different lengths, save the states of all ranks, and "
+                f"load the one that this rank saved."
             )
-        came = f"it is {plan.checksum(plan.begin, position, plan.before)}" if position <= plan.end else f"there are only {plan.end} items"
+        came = (
+            f"it is {plan.checksum(plan.begin, position, plan.before)}"
+            if position <= plan.end
+            else f"there are only {plan.end} items"
+        )
         return (
-            f"{name} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has "
-            f"the checksum {checksum}, and now {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
-            f"keeps state (such as its own generator) and can be neither copied nor compared can only move forward: load the state into a new loader over a new sampler."
+            f"{name} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has the "
+            f"checksum {checksum}, and now {came}. Use the sampler, dataset and seed of the saved run, or begin a new "
+            f"epoch. A sampler that keeps state (such as its own generator) and can be neither copied nor compared can "
+            f"only move forward: load the state into a new loader over a new sampler."
         )
 
 

@@ -33,31 +33,38 @@ log = logging.getLogger("penstock")
 class Sharder(IndexNode[T]):
     """Deal the items of ``source`` to the ranks, round by round.
 
-    Its state is the source's state at the end of a round, so it is the same on every rank and loads on any number of ranks. There is one
-    exception: with ``tail="exact"``, a rank without an item in the last round reports the end of the epoch before the others do. Rank 0 is never
-    early.
+    Its state is the source's state at the end of a round, so it is the same on every rank and loads on any number of
+    ranks. There is one exception: with ``tail="exact"``, a rank without an item in the last round reports the end of
+    the epoch before the others do. Rank 0 is never early.
 
-    If a source can only be read from its beginning (`IterableSource`, or a torchdata node), its ``split`` is required. If it splits itself
-    (``"own"``), all of its items are passed on, and ``tail`` has no effect. Its states then hold the world size, and also the rank if the source
-    has its own ``state_dict``. They load only with the same values, except at the start of an epoch.
+    If a source can only be read from its beginning (`IterableSource`, or a torchdata node), its ``split`` is required.
+    If it splits itself (``"own"``), all of its items are passed on, and ``tail`` has no effect. Its states then hold
+    the world size, and also the rank if the source has its own ``state_dict``. They load only with the same values,
+    except at the start of an epoch.
 
     Args:
         source: The global sequence, the same on every rank: samples, or whole batches of a batch sampler.
-        rank: This process's number, from 0. If None, rank and world size are looked up at the first item: in ``mesh``, else in
-            ``torch.distributed``, else in the environment variables ``RANK`` and ``WORLD_SIZE``, else rank 0 of 1.
+        rank: This process's number, from 0. If None, rank and world size are looked up at the first item: in ``mesh``,
+            else in ``torch.distributed``, else in the environment variables ``RANK`` and ``WORLD_SIZE``, else rank 0
+            of 1.
         world_size: The number of ranks that share the sequence.
-        mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same items.
-        split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod world_size.
+        mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same
+            items.
+        split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod
+            world_size.
         tail: How to handle a short last round of an epoch. ``"pad"`` fills it with items from the epoch's start, like
-            ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one item.
-        balance: The cost of each sample, by index: shape ``(n,)``. The items of one read (a batch, if a `Batcher` is downstream), or the samples of a whole round of
-            a `KeyGrouper`, are then dealt so that they cost about the same on all ranks. All ranks together get the same as without it, and each rank as many.
+            ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one
+            item.
+        balance: The cost of each sample, by index: shape ``(n,)``. The items of one read (a batch, if a `Batcher` is
+            downstream), or the samples of a whole round of a `KeyGrouper`, are then dealt so that they cost about the
+            same on all ranks. All ranks together get the same as without it, and each rank as many.
 
     Raises:
         ValueError: On construction or at the first item, on all ranks alike: invalid numbers.
-        GraphError: On construction: ``split="within"`` over a source that splits itself; ``balance`` with it, or with such a source. At the first item, on all ranks alike:
-            ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
-            with ``split=None``; ``tail="exact"`` over a source that carries over epochs.
+        GraphError: On construction: ``split="within"`` over a source that splits itself; ``balance`` with it, or with
+            such a source. At the first item, on all ranks alike: ``tail="pad"`` over a source that cannot be read by
+            position or does not know its length; several ranks, and a source with ``split=None``; ``tail="exact"`` over
+            a source that carries over epochs.
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
@@ -82,18 +89,23 @@ class Sharder(IndexNode[T]):
         own = index_of(node).facts.sharded_by == "own"
         if split == "within" and own:
             raise GraphError(
-                "split='within' would split batches that already belong to one rank, because the source has split='own'. Leave split='within' out."
+                "split='within' would split batches that already belong to one rank, because the source has "
+                "split='own'. Leave split='within' out."
             )
         self.split = split
         self.tail = tail
         self._split: Literal["items", "within", "own"] = "own" if own else split
         self._costs = balance if balance is None or isinstance(balance, Costs) else Costs(balance)
         if self._costs is not None and self._split != "items":
-            raise GraphError(f"balance deals single items to the ranks, which split={self._split!r} does not. Leave one of them out.")
+            raise GraphError(
+                f"balance deals single items to the ranks, which split={self._split!r} does not. Leave one of them out."
+            )
         self._opened = -1  # the epoch that `_open` has checked
         self._once = Once()
         costs = {} if self._costs is None else {"balance": self._costs.checksum}
-        super().__init__(node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail, **costs})
+        super().__init__(
+            node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail, **costs}
+        )
         if self._split == "items":
             self.first.dealt_to = DealtTo(self._ranks, self._costs)
 
@@ -123,7 +135,11 @@ class Sharder(IndexNode[T]):
             items, behind = source.read(_inner(place), n)
             return items, self._owned(behind)
         if self.facts.sharded_by is None:
-            raise GraphError(self.first.who_deals.format(source=self.facts.settings.get("source", "the source"), world_size=world_size))
+            raise GraphError(
+                self.first.who_deals.format(
+                    source=self.facts.settings.get("source", "the source"), world_size=world_size
+                )
+            )
         if self._split == "within":
             items, behind = source.read(place, n)
             return [self._places(batch, rank, world_size) for batch in items], behind
@@ -137,13 +153,14 @@ class Sharder(IndexNode[T]):
         if left is None:  # every rank reads all items of each round
             items, behind = source.read(place, n * world_size)
             return items[rank::world_size][: share(len(items), rank, world_size, tail)], behind
-        # Every rank requests as many rounds as rank 0, whose share is the largest. So the place moves by the same number of items on each rank,
-        # and all ranks have the same state. With ``every`` and ``first``, the source computes this rank's items only.
+        # Every rank requests as many rounds as rank 0, whose share is the largest. So the place moves by the same
+        # number of items on each rank, and all ranks have the same state. With ``every`` and ``first``, the source
+        # computes this rank's items only.
         items, behind = source.read(place, min(n, share(left, 0, world_size, tail)), world_size, rank)
         rest = source.left(behind)
         if rest and share(rest, rank, world_size, tail) == 0:
-            # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" this happens
-            # on every rank, with "exact" only on those that the short round does not reach.
+            # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over.
+            # With "drop" this happens on every rank, with "exact" only on those that the short round does not reach.
             behind = source.skip(behind)
         if repeats(tail) and len(items) < min(n, share(left, rank, world_size, tail)):
             items = self._padded(place, items, left, rank, world_size)
@@ -175,12 +192,15 @@ class Sharder(IndexNode[T]):
             self._say_own(world_size)
         elif self.split == "items" and self.tail == "exact" and world_size > 1:
             log.info(
-                "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is over. Save the state of rank 0."
+                "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is "
+                "over. Save the state of rank 0."
             )
         return place
 
     def ranks(self) -> tuple[int, int]:
-        """The rank and the world size: those pinned when a reader was moved here, or those that a lookup would find now."""
+        """The rank and the world size: those pinned when a reader was moved here, or those that a lookup would find
+        now.
+        """
         return self._ranks.now()
 
     @property
@@ -189,11 +209,17 @@ class Sharder(IndexNode[T]):
         return self._split != "own" and not self._ranks.is_given
 
     def members(self) -> Sequence[int]:
-        """The ranks of the process group that read the same sequence as this one; see `Ranks.members`. Empty if the source splits itself."""
+        """The ranks of the process group that read the same sequence as this one; see `Ranks.members`.
+
+        Empty if the source splits itself.
+        """
         return () if self._split == "own" else self._ranks.members()
 
     def look_up_again(self) -> None:
-        """Look up rank and world size again at the next `reset`, because the process group may have been recreated. Changes nothing by itself."""
+        """Look up rank and world size again at the next `reset`, because the process group may have been recreated.
+
+        Changes nothing by itself.
+        """
         self._ranks.forget()
 
     def check_group(self) -> None:
@@ -215,7 +241,9 @@ class Sharder(IndexNode[T]):
         return place == self.upstream.start(epoch) or place == {"epoch": epoch, "source": None}
 
     def _checked_owner(self, state: State) -> State:
-        """The source's state. At the start of an epoch, a state of another rank loses the progress of that rank's source.
+        """The source's state.
+
+        At the start of an epoch, a state of another rank loses the progress of that rank's source.
 
         Raises:
             StateMismatch: The state counts items of another rank's share, or of a share at another world size.
@@ -232,23 +260,27 @@ class Sharder(IndexNode[T]):
             return self.upstream.start(epoch)
         whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
         raise StateMismatch(
-            f"this state was saved {whose} and counts the items of a share that the source made itself, but this is rank {rank} of {world_size}. "
-            f"Load {'the state that this rank saved' if 'rank' in state else 'it'} at the same world size, or load none and start another epoch with loader.set_epoch."
+            f"this state was saved {whose} and counts the items of a share that the source made itself, but this is "
+            f"rank {rank} of {world_size}. Load {'the state that this rank saved' if 'rank' in state else 'it'} at the "
+            f"same world size, or load none and start another epoch with loader.set_epoch."
         )
 
     def _say_own(self, world_size: int) -> None:
         if world_size > 1 and self.first.state_is_per_rank() and self._once("own"):
             log.warning(
-                "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and at this world size. Save the states of "
-                "all ranks."
+                "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and "
+                "at this world size. Save the states of all ranks."
             )
 
     def _open(self, place: State) -> None:
-        """Check before each epoch that its items can be dealt, so that all ranks fail here instead of one rank at the end of the epoch."""
+        """Check before each epoch that its items can be dealt, so that all ranks fail here instead of one rank at the
+        end of the epoch.
+        """
         if self.tail == "exact" and self.facts.carries_over_epochs:
             raise GraphError(
-                "tail='exact' lets some ranks end an epoch before the others, but this source begins the next epoch where it was left, so the ranks would begin at "
-                "different places. Use tail='drop': the items it leaves out begin the next epoch."
+                "tail='exact' lets some ranks end an epoch before the others, but this source begins the next epoch "
+                "where it was left, so the ranks would begin at different places. Use tail='drop': the items it leaves "
+                "out begin the next epoch."
             )
         self.upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
         if repeats(self.tail):
@@ -257,19 +289,30 @@ class Sharder(IndexNode[T]):
             except GraphError as error:
                 others = "tail='drop'" if self.facts.carries_over_epochs else "tail='drop' or tail='exact'"
                 share = (
-                    "" if self.facts.carries_over_epochs else " If it already yields the share of this rank only, pass split='own' instead."
+                    ""
+                    if self.facts.carries_over_epochs
+                    else " If it already yields the share of this rank only, pass split='own' instead."
                 )
                 raise GraphError(f"{error}, which tail={self.tail!r} needs. Use {others}.{share}") from None
             if self.upstream.left(place) is None:
                 raise GraphError(
-                    f"tail={self.tail!r} needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'."
+                    f"tail={self.tail!r} needs a source that knows how many items an epoch has. Use tail='drop' or "
+                    f"tail='exact'."
                 )
         world_size, left = self.ranks()[1], self.upstream.left(place)
-        if self.tail == "drop" and not self.facts.carries_over_epochs and (left is None or left % world_size) and self._once("drop"):
+        if (
+            self.tail == "drop"
+            and not self.facts.carries_over_epochs
+            and (left is None or left % world_size)
+            and self._once("drop")
+        ):
             of = f"up to {world_size - 1}" if left is None else f"{left % world_size} of {left:,}"
             level = logging.WARNING if "groups" in self.facts.settings else logging.INFO  # of groups it is the default
             log.log(
-                level, "tail='drop': %s items at the end of this epoch are left out, because %d ranks get equally many.", of, world_size
+                level,
+                "tail='drop': %s items at the end of this epoch are left out, because %d ranks get equally many.",
+                of,
+                world_size,
             )
         self._opened = epoch_of(place)
 
@@ -282,7 +325,9 @@ class Sharder(IndexNode[T]):
             read, behind = source.read(place, n * world_size)
             whole = len(read) // world_size * world_size
             items: Sequence[T] = read[rank % apart : whole : apart]
-            rest: Sequence[T] = read[whole + rank :: world_size][: share(len(read) - whole, rank, world_size, self.tail)]
+            rest: Sequence[T] = read[whole + rank :: world_size][
+                : share(len(read) - whole, rank, world_size, self.tail)
+            ]
         else:
             rounds = min(n, left // world_size)
             items, behind = source.read(place, rounds * few, apart, rank % apart)
@@ -296,8 +341,9 @@ class Sharder(IndexNode[T]):
     def _padded(self, place: State, items: Sequence[T], left: int, rank: int, world_size: int) -> Sequence[T]:
         """``items`` plus one from the epoch's start, because the short last round has none for this rank.
 
-        The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next rank item 1, and so on.
-        ``peek`` wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
+        The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next
+        rank item 1, and so on. ``peek`` wraps around at the end of the epoch, which makes these positions ``total``,
+        ``total + 1``, ….
         """
         total = self.upstream.left(self.upstream.start(epoch_of(place)))
         assert total is not None
@@ -307,11 +353,13 @@ class Sharder(IndexNode[T]):
     def _places(self, batch: Any, rank: int, world_size: int) -> Any:
         if isinstance(batch, Indices) and not batch.is_batch:
             raise GraphError(
-                "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or in a hand-built graph put the Batcher first."
+                "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or in a "
+                "hand-built graph put the Batcher first."
             )
         if len(batch) % world_size:
             raise ValueError(
-                f"split='within' needs batches that divide evenly, but {len(batch)} samples do not divide among {world_size} ranks. Use split='items'."
+                f"split='within' needs batches that divide evenly, but {len(batch)} samples do not divide among "
+                f"{world_size} ranks. Use split='items'."
             )
         return batch[rank::world_size]
 
@@ -322,7 +370,9 @@ def _joined(items: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
     if isinstance(items, Indices) and isinstance(more, Indices):
         values = [*items.plain(), *more.plain()]
         return Indices(
-            items.epoch, np.append(items.positions, more.positions), np.array(values) if isinstance(items.values, np.ndarray) else values
+            items.epoch,
+            np.append(items.positions, more.positions),
+            np.array(values) if isinstance(items.values, np.ndarray) else values,
         )
     return [*items, *more]
 
@@ -351,10 +401,12 @@ def users(nodes: list[Node[Any]], method: str) -> list[Node[Any]]:
 
 
 def refuse_uneven_ranks(root: Node[Any], sharder: Sharder[Any]) -> None:
-    """Refuse, on several ranks, a user's node downstream of ``sharder`` for which nobody can know how many items it delivers.
+    """Refuse, on several ranks, a user's node downstream of ``sharder`` for which nobody can know how many items it
+    delivers.
 
     Raises:
-        GraphError: The ranks would be at different positions after the same number of batches, and one state is loaded on all of them.
+        GraphError: The ranks would be at different positions after the same number of batches, and one state is loaded
+            on all of them.
     """
     if sharder._split == "own":
         return  # each rank loads a state of its own
@@ -362,20 +414,25 @@ def refuse_uneven_ranks(root: Node[Any], sharder: Sharder[Any]) -> None:
     for node in users(downstream_of_sharder(root), "counted") if world_size > 1 else ():
         if node.counted(1) is None:
             raise GraphError(
-                f"{type(node).__name__} delivers a number of items that depends on what they are (its counted returns None), downstream of the Sharder. On "
-                f"{world_size} ranks, each would be at another position, and a state of one would lose or repeat items on the others. Leave samples out "
-                f"before they are divided: penstock.filtered(dataset, predicate), or the step Filter of a stream."
+                f"{type(node).__name__} delivers a number of items that depends on what they are (its counted returns "
+                f"None), downstream of the Sharder. On {world_size} ranks, each would be at another position, and a "
+                f"state of one would lose or repeat items on the others. Leave samples out before they are divided: "
+                f"penstock.filtered(dataset, predicate), or the step Filter of a stream."
             )
 
 
 def warn_if_all_read_everything(root: Node[Any]) -> None:
     """Warn about a graph of a job with several ranks in which nothing divides the items among them."""
-    if any(isinstance(node, Sharder) or getattr(getattr(node, "facts", None), "sharded_by", None) == "own" for node in root.chain()):
+    if any(
+        isinstance(node, Sharder) or getattr(getattr(node, "facts", None), "sharded_by", None) == "own"
+        for node in root.chain()
+    ):
         return
     _, world_size = Ranks(None, None, None).now()
     if world_size > 1:
         warnings.warn(
-            f"this graph has no Sharder, so each of the {world_size} ranks reads all items, and all train on the same batches. Put a Sharder behind the Cycler, which divides "
-            f"the items: Sharder(Cycler(source)). If every rank should read everything: Sharder(Cycler(source), rank=0, world_size=1).",
+            f"this graph has no Sharder, so each of the {world_size} ranks reads all items, and all train on the same "
+            f"batches. Put a Sharder behind the Cycler, which divides the items: Sharder(Cycler(source)). If every "
+            f"rank should read everything: Sharder(Cycler(source), rank=0, world_size=1).",
             stacklevel=5,
         )

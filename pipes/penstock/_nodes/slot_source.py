@@ -23,21 +23,29 @@ if TYPE_CHECKING:
 class SlotSource(FirstNode[Indices]):
     """Slots 0, 1, 2, … of each epoch: see `ShareBatches`. The epoch ends when every lane is known to have ended.
 
-    Where a lane ends is a fact that `absent` tells, and no part of the state: a resumed run finds it again. Slots that are empty, but not known to be, only
-    cost time.
+    Where a lane ends is a fact that `absent` tells, and no part of the state: a resumed run finds it again. Slots that
+    are empty, but not known to be, only cost time.
     """
 
     has_indices = False
     who_deals = (
-        "lanes= reads {source} in its own epochs, which only one rank can do: {world_size} ranks would each find another end. Pass penstock.Stream({source}(…), lanes=…, epoch_size=…), "
-        "which any number of ranks share, as the dataset. Or, to read all of it on every rank, in the training process: split='items', without lanes."
+        "lanes= reads {source} in its own epochs, which only one rank can do: {world_size} ranks would each find "
+        "another end. Pass penstock.Stream({source}(…), lanes=…, epoch_size=…), which any number of ranks share, as "
+        "the dataset. Or, to read all of it on every rank, in the training process: split='items', without lanes."
     )
 
     def __init__(self, facts: DatasetFacts, lanes: int, batch_size: int, drop_last: bool, seed: int) -> None:
         self._name, self._dataset = facts.name, facts.dataset
         self._lanes, self._batch_size, self._drop_last = lanes, batch_size, drop_last
-        self._ends: tuple[int, dict[int, int]] = (-1, {})  # of an epoch: the first slot of each ended lane that is known to be empty
-        settings = {"source": self._name, "lanes": lanes, "batch_size": batch_size, "drop_last": drop_last, "stream_seed": seed}
+        # of an epoch: the first slot of each ended lane that is known to be empty
+        self._ends: tuple[int, dict[int, int]] = (-1, {})
+        settings = {
+            "source": self._name,
+            "lanes": lanes,
+            "batch_size": batch_size,
+            "drop_last": drop_last,
+            "stream_seed": seed,
+        }
         super().__init__(Facts(settings, sharded_by=None))
 
     def details(self) -> dict[str, Any]:
@@ -77,4 +85,7 @@ class SlotSource(FirstNode[Indices]):
         slot, ends = place["slot"], self._ends[1] if self._ends[0] == place["epoch"] else {}
         if not ends:
             return int(slot)
-        return next((later for later in range(slot, slot + self._lanes) if later < ends.get(later % self._lanes, later + 1)), None)
+        return next(
+            (later for later in range(slot, slot + self._lanes) if later < ends.get(later % self._lanes, later + 1)),
+            None,
+        )

@@ -1,4 +1,6 @@
-"""The random numbers of an iterable that is read in the consumer's process: seeded per item, with the caller's generators unchanged."""
+"""The random numbers of an iterable that is read in the consumer's process: seeded per item, with the caller's
+generators unchanged.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ START = ~0
 
 @final
 class StreamRng:
-    """Seeds the global generators, and those that an iterable holds, while it is read. In a reader thread it does not, because the consumer draws from them at the same time.
+    """Seeds the global generators, and those that an iterable holds, while it is read.
+
+    In a reader thread it does not, because the consumer draws from them at the same time.
 
     Args:
         facts: Of the iterable.
@@ -37,7 +41,8 @@ class StreamRng:
 
     def __init__(self, facts: DatasetFacts, seed: int, enabled: bool, held: bool) -> None:
         self._name = facts.name
-        self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
+        # not the samples' key: a map_fn with the same seed must draw other numbers
+        self._key = mixed(checked_seed(seed) + 5 * GAMMA)
         self._enabled = enabled
         self._seeds = False  # whether this read does
         self._held = HeldGenerators(self._key, {"iterable": facts.dataset} if held else {}, enabled and held)
@@ -53,7 +58,11 @@ class StreamRng:
         if anew and self._seeds:
             self._held.expire()
             self._held.refresh()
-        with neutral_modes(), global_rngs_kept() if self._seeds else contextlib.nullcontext(), self._held.kept(self._seeds):
+        with (
+            neutral_modes(),
+            global_rngs_kept() if self._seeds else contextlib.nullcontext(),
+            self._held.kept(self._seeds),
+        ):
             yield
 
     def seed(self, epoch: int, position: int) -> None:
@@ -64,12 +73,17 @@ class StreamRng:
                 self._held.seed(epoch, position)
 
     def made_one(self) -> bool:
-        """Whether the beginning of a pass must be read again, because the iterable has made a generator there, which was not seeded."""
+        """Whether the beginning of a pass must be read again, because the iterable has made a generator there, which
+        was not seeded.
+        """
         return self._seeds and self._held.seeds and self._held.first_time(self._held.look_again())
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Log a warning if the first block draws from generators that cannot be seeded. The consumer waits meanwhile, so no other code draws."""
+        """Log a warning if the first block draws from generators that cannot be seeded.
+
+        The consumer waits meanwhile, so no other code draws.
+        """
         if self._watched or self._seeds:
             yield
             return
@@ -79,7 +93,8 @@ class StreamRng:
         yield
         if before is not None and watch.look() != before:
             log.warning(
-                "%s draws from the global random numbers and is read in a background thread, where seeding them would disturb your own draws. So its draws "
-                "depend on timing. Give it its own generator, or leave out pin_memory and device (in a hand-built graph: the node that reads ahead).",
+                "%s draws from the global random numbers and is read in a background thread, where seeding them would "
+                "disturb your own draws. So its draws depend on timing. Give it its own generator, or leave out "
+                "pin_memory and device (in a hand-built graph: the node that reads ahead).",
                 self._name,
             )

@@ -1,7 +1,8 @@
 """Deal items to ranks like cards: item k goes to rank k mod world_size. Pure arithmetic.
 
-Counting starts at the start of the epoch, or at the position of the state that was loaded. A *round* is one item for each rank. States are
-taken only at the end of a round, so they are the same on all ranks. The last round may be short; `Tail` says how to handle it.
+Counting starts at the start of the epoch, or at the position of the state that was loaded. A *round* is one item for
+each rank. States are taken only at the end of a round, so they are the same on all ranks. The last round may be short;
+`Tail` says how to handle it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ def check_tail(tail: str) -> None:
     """Refuse a value that is not a `Tail`."""
     if tail not in get_args(Tail):
         raise ValueError(
-            f"tail={tail!r} must be one of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it as it is."
+            f"tail={tail!r} must be one of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or "
+            f"deal it as it is."
         )
 
 

@@ -24,18 +24,21 @@ T = TypeVar("T", covariant=True)
 
 @final
 class ToDevice(ReaderNode[T]):
-    """Copy batches to ``device`` ahead of the consumer, on a separate stream, so that copies overlap with computing on the device.
+    """Copy batches to ``device`` ahead of the consumer, on a separate stream, so that copies overlap with computing on
+    the device.
 
-    Each batch is pinned (unless it already is), copied without blocking, and delivered at once: the consumer's current stream waits for
-    the copy, but the consumer does not. The batch's memory is not reused before that stream is done with it. A batch in transit counts
-    as not delivered. On a device without streams (MPS), copies are plain. Where tensors cannot record streams, a copy waits for the work
-    that the consumer has queued so far. On the CPU, batches pass through unchanged.
+    Each batch is pinned (unless it already is), copied without blocking, and delivered at once: the consumer's current
+    stream waits for the copy, but the consumer does not. The batch's memory is not reused before that stream is done
+    with it. A batch in transit counts as not delivered. On a device without streams (MPS), copies are plain. Where
+    tensors cannot record streams, a copy waits for the work that the consumer has queued so far. On the CPU, batches
+    pass through unchanged.
 
     Args:
-        source: Batches: tensors, dicts, lists, tuples and dataclasses of them, and objects whose class has a ``to(device)`` method, such
-            as ``PackedSequence``; that method moves the whole object. Anything else stays as it is.
-        device: For example ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``. Without an index, the current device of the thread
-            that asks for the first batch.
+        source: Batches: tensors, dicts, lists, tuples and dataclasses of them, and objects whose class has a
+            ``to(device)`` method, such as ``PackedSequence``; that method moves the whole object. Anything else stays
+            as it is.
+        device: For example ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``. Without an index, the current
+            device of the thread that asks for the first batch.
         prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
         prefetch_next_epoch: Read into the next epoch before the consumer requests it.
 
@@ -46,12 +49,21 @@ class ToDevice(ReaderNode[T]):
     __module__ = "penstock.nodes"
 
     def __init__(
-        self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, prefetch_next_epoch: bool = True
+        self,
+        source: BaseNode[T],
+        device: torch.device | str,
+        prefetch_factor: int = 2,
+        *,
+        prefetch_next_epoch: bool = True,
     ) -> None:
         self.device = resolve_device(device)
         self._given = device
         super().__init__(
-            source, prefetch_factor, "penstock-device", prefetch_next_epoch=prefetch_next_epoch, threaded=self.device.type != "cpu"
+            source,
+            prefetch_factor,
+            "penstock-device",
+            prefetch_next_epoch=prefetch_next_epoch,
+            threaded=self.device.type != "cpu",
         )
 
     def details(self) -> dict[str, Any]:
@@ -64,16 +76,22 @@ class ToDevice(ReaderNode[T]):
     def again(self, item: Any) -> Any:
         with neutral_modes():
             return mapped(
-                item, lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) or has_method(leaf, "to") else leaf, "to"
+                item,
+                lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) or has_method(leaf, "to") else leaf,
+                "to",
             )
 
     def _converter(self) -> Callable[[Any], Any]:
-        self.device = resolve_device(self._given)  # again, because this may be another process, or another device may be current
+        # again, because this may be another process, or another device may be current
+        self.device = resolve_device(self._given)
         return _Mover(self.device)
 
 
 class _Moved(NamedTuple):
-    """A batch in transit. Once the ``events`` have happened, the ``tensors`` are there. Without streams both are empty."""
+    """A batch in transit.
+
+    Once the ``events`` have happened, the ``tensors`` are there. Without streams both are empty.
+    """
 
     batch: Any
     mover: _Mover
@@ -81,9 +99,12 @@ class _Moved(NamedTuple):
     events: list[Any]
 
     def arrived(self) -> Any:
-        """Return the batch for use on the current stream. The stream waits for the copy, and the memory is not reused before the stream is done.
+        """Return the batch for use on the current stream.
 
-        Objects with their own ``to`` are moved only now, in the consumer's thread, because we cannot see which tensors are in them.
+        The stream waits for the copy, and the memory is not reused before the stream is done.
+
+        Objects with their own ``to`` are moved only now, in the consumer's thread, because we cannot see which tensors
+        are in them.
         """
         if self.events:
             stream = self.mover.consumer = self.mover.streams.current()
@@ -103,9 +124,10 @@ class _Moved(NamedTuple):
 class _Mover:
     """Starts the copy of a batch, in the reader thread. Made in the consumer's thread.
 
-    The allocator gives memory that the consumer has dropped to the next copy, although work on it may still be queued on the consumer's
-    stream. ``record_stream`` makes the allocator wait for that work. Where it is not available, the copy itself waits for everything queued on
-    the consumer's stream by the time that the memory is allocated, and a batch that is dropped after a jump is kept until its copy is over.
+    The allocator gives memory that the consumer has dropped to the next copy, although work on it may still be queued
+    on the consumer's stream. ``record_stream`` makes the allocator wait for that work. Where it is not available, the
+    copy itself waits for everything queued on the consumer's stream by the time that the memory is allocated, and a
+    batch that is dropped after a jump is kept until its copy is over.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,8 @@
 """ToldEpochs: keeps the ``set_epoch`` of the user's own objects in step with the loop.
 
-When the loop asks for an epoch, the loader first looks whether somebody has set another one on an object of the graph: that is a request, like
-`Loader.set_epoch`. Then it tells the samplers which epoch begins. Data is told where it is read.
+When the loop asks for an epoch, the loader first looks whether somebody has set another one on an object of the graph:
+that is a request, like `Loader.set_epoch`. Then it tells the samplers which epoch begins. Data is told where it is
+read.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class ToldEpochs:
         self.calls()  # listens to the copies
 
     def asked(self, answered: tuple[int, ...]) -> int | None:
-        """The epoch that the user has set since there were ``answered`` calls on each object; None if there is no new call."""
+        """The epoch that the user has set since there were ``answered`` calls on each object; None if there is no new
+        call.
+        """
         for one, before in zip(self._objects, answered, strict=True):
             heard = listen(one)
             heard.look(one)

@@ -20,8 +20,8 @@ _logger = logging.getLogger("penstock")
 class LoopClock:
     """Records when a loop requested and received each batch, or received none (`end`).
 
-    The loop's work between two epochs is neither a wait nor a step. For most batches, timestamps are only recorded, and aggregated later,
-    because aggregation would cost too much for a tiny batch. An iterator may record them itself.
+    The loop's work between two epochs is neither a wait nor a step. For most batches, timestamps are only recorded, and
+    aggregated later, because aggregation would cost too much for a tiny batch. An iterator may record them itself.
 
     Args:
         root: The last node of the graph that is read; None without a graph.
@@ -40,9 +40,8 @@ class LoopClock:
         self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
         self.at = 0
         self.until = _FIRST
-        self._starts: dict[
-            int, tuple[int, bool]
-        ] = {}  # of the first batch of each epoch in `moments`: `at` before it, `_end_ns`, `_in_step`
+        # of the first batch of each epoch in `moments`: `at` before it, `_end_ns`, `_in_step`
+        self._starts: dict[int, tuple[int, bool]] = {}
         self._in_step = False  # the end of the last batch's epoch was not seen
         self._end_ns = 0  # how long it took to find the end of the previous epoch
         self._every_ns, self.report_ns = 0, _NEVER
@@ -123,7 +122,9 @@ class LoopClock:
         self._batches += self.at // 2
         self.moments[0], self.at, self._starts = self.moments[self.at], 0, {}
 
-    def _added_to(self, waits: Histogram, starts: Histogram, steps: Histogram) -> tuple[Histogram, Histogram, Histogram]:
+    def _added_to(
+        self, waits: Histogram, starts: Histogram, steps: Histogram
+    ) -> tuple[Histogram, Histogram, Histogram]:
         """The histograms, to which the recorded batches were added."""
         at = self.at
         ns = np.diff(np.array(self.moments[: at + 1]))

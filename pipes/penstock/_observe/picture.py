@@ -28,7 +28,9 @@ def draw(statistics: LoaderStatistics, title: str, file: str | os.PathLike[str] 
     except ImportError as exc:
         raise ImportError("the plot needs matplotlib: pip install matplotlib.") from exc
     figure = Figure(figsize=(10, 7), layout="constrained")
-    figure.suptitle(f"{title}\n{statistics.samples_per_s:,.0f} samples/s, stall {statistics.stall_share:.0%}", fontsize=11)
+    figure.suptitle(
+        f"{title}\n{statistics.samples_per_s:,.0f} samples/s, stall {statistics.stall_share:.0%}", fontsize=11
+    )
     loop, stages, waits, queues = figure.subplots(4, 1, height_ratios=[1, 1, 1.6, 1.6])
     _bar(
         loop,
@@ -41,9 +43,20 @@ def draw(statistics: LoaderStatistics, title: str, file: str | os.PathLike[str] 
         },
     )
     idle_s = sum(node.workers.workers * node.consumer_wait_s for node in statistics.nodes if node.workers is not None)
-    work = {stage: part.total_s for stage in _STAGES if (part := getattr(statistics, stage, None)) is not None and part.count}
+    work = {
+        stage: part.total_s
+        for stage in _STAGES
+        if (part := getattr(statistics, stage, None)) is not None and part.count
+    }
     _bar(stages, "the work", {**work, "workers idle": idle_s})
-    _waits(waits, {"waits": statistics.waits, "at epoch\nboundaries": statistics.epoch_start_waits, "training\nsteps": statistics.steps})
+    _waits(
+        waits,
+        {
+            "waits": statistics.waits,
+            "at epoch\nboundaries": statistics.epoch_start_waits,
+            "training\nsteps": statistics.steps,
+        },
+    )
     _queues(queues, [(node.name, node.ready_mean, node.depth) for node in statistics.nodes if node.depth])
     figure.savefig(file, dpi=110)
 
@@ -53,7 +66,13 @@ def _bar(axes: Any, name: str, parts: dict[str, float]) -> None:
     whole, left = sum(parts.values()) or 1.0, 0.0
     for number, (part, seconds) in enumerate(parts.items()):
         if seconds > 0:
-            axes.barh([name], [seconds], left=left, color=f"C{number}", label=f"{part}: {seconds:.3g} s, {seconds / whole:.0%}")
+            axes.barh(
+                [name],
+                [seconds],
+                left=left,
+                color=f"C{number}",
+                label=f"{part}: {seconds:.3g} s, {seconds / whole:.0%}",
+            )
             left += seconds
     axes.set(xlabel="seconds")
     if left:

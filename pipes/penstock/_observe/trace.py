@@ -1,16 +1,21 @@
 """trace: a timeline of what loaders do, as a file for ui.perfetto.dev or chrome://tracing.
 
-The file is a JSON object of the Trace Event Format (Google; https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU). Of it we use:
+The file is a JSON object of the Trace Event Format (Google;
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU). Of it we use:
 
-- an object with the key ``traceEvents``: a list of events, in any order; times ``ts`` and ``dur`` are numbers of microseconds, from any origin
+- an object with the key ``traceEvents``: a list of events, in any order; times ``ts`` and ``dur`` are numbers of
+  microseconds, from any origin
 - every event has ``ph``, ``pid`` and ``tid``; events of one ``pid`` and ``tid`` make a track
-- ``"ph": "X"``, a complete event: ``name``, ``ts``, ``dur`` of at least 0. On one track two of them are apart, or one is inside the other
+- ``"ph": "X"``, a complete event: ``name``, ``ts``, ``dur`` of at least 0. On one track two of them are apart, or one
+  is inside the other
 - ``"ph": "i"``, an instant: ``name``, ``ts``, and its scope ``s``: ``"g"``, ``"p"`` or ``"t"``
-- ``"ph": "M"``, metadata: ``name`` is ``process_name``, ``thread_name`` or ``thread_sort_index``, and ``args`` has ``name`` or ``sort_index``
+- ``"ph": "M"``, metadata: ``name`` is ``process_name``, ``thread_name`` or ``thread_sort_index``, and ``args`` has
+  ``name`` or ``sort_index``
 - ``args``, any JSON object, is shown when an event is chosen
 
-The timestamps are those behind `statistics`: during a trace, the code that reads the clock also reports the event (``traced``). The clock is
-``time.perf_counter_ns``, which all processes of a machine share on Linux and macOS. Each worker process writes its events to its own file.
+The timestamps are those behind `statistics`: during a trace, the code that reads the clock also reports the event
+(``traced``). The clock is ``time.perf_counter_ns``, which all processes of a machine share on Linux and macOS. Each
+worker process writes its events to its own file.
 """
 
 from __future__ import annotations
@@ -41,19 +46,23 @@ _under_way: list[str] = []
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Record what all loaders of this process do inside the ``with`` block, in a file for ui.perfetto.dev or chrome://tracing.
+    """Record what all loaders of this process do inside the ``with`` block, in a file for ui.perfetto.dev or
+    chrome://tracing.
 
-    There is a track for each loop over a loader, with its waits, training steps and epoch ends; one for each node that is read by workers or a
-    thread; and one for each worker, with the sample indices of each batch. Worker processes are shown if they start inside the block.
+    There is a track for each loop over a loader, with its waits, training steps and epoch ends; one for each node that
+    is read by workers or a thread; and one for each worker, with the sample indices of each batch. Worker processes are
+    shown if they start inside the block.
 
-    A trace grows by a few hundred bytes per batch and node, in memory until the end, so trace a few hundred batches rather than a whole run.
+    A trace grows by a few hundred bytes per batch and node, in memory until the end, so trace a few hundred batches
+    rather than a whole run.
 
     Args:
         path: The file, written at the end, even after an error.
 
     Raises:
         RuntimeError: Another trace is running in this process.
-        OSError: The file cannot be written. Raised before tracing if possible. An error inside the block takes precedence.
+        OSError: The file cannot be written. Raised before tracing if possible. An error inside the block takes
+            precedence.
     """
     if _under_way:
         raise RuntimeError(f"a trace to {_under_way[0]} is running already. End it first.")
@@ -105,7 +114,8 @@ class _Recorder(Listener):
         self._write, self._folder, self._start, self._name = write, folder, start, name
         self._tracks: dict[Any, int] = {}
         self._nodes: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()  # the keys of their tracks
-        self._loops: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # and when the last batch came, or 0
+        # and when the last batch came, or 0
+        self._loops: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._event("M", 0, "process_name", args={"name": name})
 
     def task(self, task: Any, begin: int, end: int) -> None:
@@ -150,7 +160,12 @@ class _Recorder(Listener):
             self._event("M", number, "thread_sort_index", args={"sort_index": number})
         begin = max(0, begin - self._start)
         self._event(
-            "X", self._tracks[key], name, ts=begin / 1e3, dur=max(0, end - self._start - begin) / 1e3, **({"args": args} if args else {})
+            "X",
+            self._tracks[key],
+            name,
+            ts=begin / 1e3,
+            dur=max(0, end - self._start - begin) / 1e3,
+            **({"args": args} if args else {}),
         )
 
     def _event(self, kind: str, track: int, name: str, **more: Any) -> None:
@@ -159,7 +174,9 @@ class _Recorder(Listener):
 
 @final
 class _InWorker:
-    """Makes a worker process write its events to a file while the trace runs, and calls the user's ``worker_init_fn``."""
+    """Makes a worker process write its events to a file while the trace runs, and calls the user's
+    ``worker_init_fn``.
+    """
 
     def __init__(self, init: Callable[[int], None] | None, folder: str, start: int) -> None:
         self._init, self._folder, self._start = init, folder, start
@@ -167,7 +184,8 @@ class _InWorker:
     def __call__(self, worker: int) -> None:
         if os.path.isdir(self._folder):
             with contextlib.suppress(OSError):  # a full disk, for example
-                file = open(os.path.join(self._folder, f"{os.getpid()}.jsonl"), "w", buffering=1)  # noqa: SIM115  # for the life of the process
+                # for the life of the process
+                file = open(os.path.join(self._folder, f"{os.getpid()}.jsonl"), "w", buffering=1)  # noqa: SIM115
                 traced.append(_Recorder(partial(_write, file), self._folder, self._start, f"worker process {worker}"))
         if self._init is not None:
             self._init(worker)

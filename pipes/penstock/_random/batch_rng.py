@@ -14,10 +14,11 @@ from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
 
 @final
 class BatchRng(Shown):
-    """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the rank or the device.
+    """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the
+    rank or the device.
 
-    A counter-based generator: a sample's words are the SplitMix64 stream of its key. `uniform` and `integers` agree to the last bit on all
-    devices; `normal` takes logarithms, which devices round differently.
+    A counter-based generator: a sample's words are the SplitMix64 stream of its key. `uniform` and `integers` agree to
+    the last bit on all devices; `normal` takes logarithms, which devices round differently.
 
     Args:
         seed: The loader's seed.
@@ -49,9 +50,13 @@ class BatchRng(Shown):
         return self._words(shape, 62) % (high - low) + low
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Normal with mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical Statistics 29 (1958)."""
+        """Normal with mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical
+        Statistics 29 (1958).
+        """
         radius = torch.sqrt(-2 * torch.log((self._words(shape, 53).to(torch.float64) + 1) * 2.0**-53))
-        return (radius * torch.cos(2 * math.pi * (self._words(shape, 53).to(torch.float64) * 2.0**-53))).to(torch.float32)
+        return (radius * torch.cos(2 * math.pi * (self._words(shape, 53).to(torch.float64) * 2.0**-53))).to(
+            torch.float32
+        )
 
     def _words(self, shape: tuple[int, ...], bits: int) -> torch.Tensor:
         """The upper ``bits`` of the next words of each sample."""

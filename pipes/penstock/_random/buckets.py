@@ -1,4 +1,7 @@
-"""Buckets: batches of samples of similar length, or of one key. A description, and pure functions of a block; see `grouping` and `keyed`."""
+"""Buckets: batches of samples of similar length, or of one key.
+
+A description, and pure functions of a block; see `grouping` and `keyed`.
+"""
 
 from __future__ import annotations
 
@@ -26,46 +29,55 @@ if TYPE_CHECKING:
 
 @final
 class Buckets(Shown):
-    """Batches of samples that belong together: of similar length, or with the same key. Pass it to `Loader.from_dataset` as ``groups=``.
+    """Batches of samples that belong together: of similar length, or with the same key.
 
-    Each bucket is one batch, so ``batch_size`` and ``drop_last`` are omitted there. ``collate_fn`` receives the list of its samples, and pads them if need be
-    (see `penstock.pad`).
+    Pass it to `Loader.from_dataset` as ``groups=``.
 
-    *By length*, with ``max_padded_size`` or ``max_tokens``. Within a block the samples are sorted by length and cut into batches, and the batches are shuffled.
+    Each bucket is one batch, so ``batch_size`` and ``drop_last`` are omitted there. ``collate_fn`` receives the list of
+    its samples, and pads them if need be (see `penstock.pad`).
 
-    *By key*, with ``keys``: the samples of a batch have the same key, such as a resolution, and in every round (one batch on each rank) all ranks have the same
-    key, with any number of ranks. The samples of each key wait, in the order of the epoch, until they fill a round, which comes where its last sample stands. At
-    the end of a block, ``short`` says what happens to those that fill none:
+    *By length*, with ``max_padded_size`` or ``max_tokens``. Within a block the samples are sorted by length and cut
+    into batches, and the batches are shuffled.
 
-    * ``"carry"``: they are a smaller round, in which ranks differ by one sample at most. If it had less than a sample for each rank, it shares with the key's
-      round before; and if that cannot help (the block has fewer samples of the key than ranks, or a batch is one sample), as many are repeated as are missing
-      for one on each rank. So each sample comes once an epoch.
+    *By key*, with ``keys``: the samples of a batch have the same key, such as a resolution, and in every round (one
+    batch on each rank) all ranks have the same key, with any number of ranks. The samples of each key wait, in the
+    order of the epoch, until they fill a round, which comes where its last sample stands. At the end of a block,
+    ``short`` says what happens to those that fill none:
+
+    * ``"carry"``: they are a smaller round, in which ranks differ by one sample at most. If it had less than a sample
+      for each rank, it shares with the key's round before; and if that cannot help (the block has fewer samples of the
+      key than ranks, or a batch is one sample), as many are repeated as are missing for one on each rank. So each
+      sample comes once an epoch.
     * ``"pad"``: the key's first samples of the block come again, until the round is full.
     * ``"drop"``: they are left out.
 
-    What is repeated or left out, and keys that do not come at all, are logged before the first batch. A state loads on any number of ranks: what is left of
-    the block then fills rounds of the new size, and with ``"carry"`` each sample of the epoch still comes once.
+    What is repeated or left out, and keys that do not come at all, are logged before the first batch. A state loads on
+    any number of ranks: what is left of the block then fills rounds of the new size, and with ``"carry"`` each sample
+    of the epoch still comes once.
 
     Args:
-        lengths: The length of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are inexact, batches are larger or
-            smaller than intended; nothing else is affected. For a `Mix`, a dict of them by source.
+        lengths: The length of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If
+            they are inexact, batches are larger or smaller than intended; nothing else is affected. For a `Mix`, a dict
+            of them by source.
         max_padded_size: Limit for the padded size of a batch: its number of samples times its longest length.
         max_tokens: Limit for the sum of the lengths in a batch, for models that need no padding.
-        keys: The key of every sample of the dataset, by index: a list of hashable values, or an array of shape ``(n,)``, or of integers of shape ``(n, k)``,
-            whose rows are keys. For a `Mix`, a dict of them by source.
+        keys: The key of every sample of the dataset, by index: a list of hashable values, or an array of shape
+            ``(n,)``, or of integers of shape ``(n, k)``, whose rows are keys. For a `Mix`, a dict of them by source.
         batch_size: With ``keys``: samples in a batch on each rank, or a dict with a number for each key. Default: 1.
         short: With ``keys``: see above. Default: ``"carry"``.
         max_samples: By length: limit for the number of samples in a batch; None: no limit.
-        block: Number of samples that are planned together. A jump to a position plans one block. Default: by length 8192, by key 2**22. An epoch by key that
-            is one block has a length.
-        same_size_run: By length: batches are shuffled in runs of this many similar batches. A multiple of the number of ranks gives all ranks similar batches at the same
-            time, so that no rank waits for one long batch.
-        drop_last: By length: leave out samples of each block, chosen without regard to their lengths, so that the rest fills whole runs of full batches.
+        block: Number of samples that are planned together. A jump to a position plans one block. Default: by length
+            8192, by key 2**22. An epoch by key that is one block has a length.
+        same_size_run: By length: batches are shuffled in runs of this many similar batches. A multiple of the number of
+            ranks gives all ranks similar batches at the same time, so that no rank waits for one long batch.
+        drop_last: By length: leave out samples of each block, chosen without regard to their lengths, so that the rest
+            fills whole runs of full batches.
         count: By length: count the batches of an epoch, so that ``len(loader)`` works. This plans the whole epoch.
 
     Raises:
-        ValueError: Not exactly one of ``max_padded_size``, ``max_tokens`` and ``keys``, or arguments of another kind of buckets; a length is negative or not a
-            number, or a single sample exceeds the limit (the message names its index); ``batch_size`` lacks a key, or has one that no sample has.
+        ValueError: Not exactly one of ``max_padded_size``, ``max_tokens`` and ``keys``, or arguments of another kind of
+            buckets; a length is negative or not a number, or a single sample exceeds the limit (the message names its
+            index); ``batch_size`` lacks a key, or has one that no sample has.
         TypeError: A key is not hashable.
     """
 
@@ -90,7 +102,8 @@ class Buckets(Shown):
         kinds = [name for name, value in {**limits, "keys": keys}.items() if value is not None]
         if len(kinds) != 1:
             raise ValueError(
-                f"Buckets needs exactly one of max_padded_size, max_tokens and keys, which decides what a batch is, but got {' and '.join(kinds) or 'none'}."
+                f"Buckets needs exactly one of max_padded_size, max_tokens and keys, which decides what a batch is, "
+                f"but got {' and '.join(kinds) or 'none'}."
             )
         by_key, by_length = {"batch_size": batch_size, "short": short}, {"lengths": lengths, "max_samples": max_samples}
         by_length |= {
@@ -100,35 +113,52 @@ class Buckets(Shown):
         }
         if stray := [name for name, value in (by_key if keys is None else by_length).items() if value is not None]:
             raise ValueError(
-                f"{' and '.join(stray)} and {kinds[0]} exclude each other. Leave {'them' if len(stray) > 1 else 'it'} out"
+                (
+                    f"{' and '.join(stray)} and {kinds[0]} exclude each other. Leave "
+                    f"{'them' if len(stray) > 1 else 'it'} out"
+                )
                 + (
                     ", or pass keys."
                     if keys is None
-                    else ": short says what happens to samples that fill no round, and an epoch of one block has a length."
+                    else (
+                        ": short says what happens to samples that fill no round, and an epoch of one block has a "
+                        "length."
+                    )
                 )
             )
         self.keys = None if keys is None else Keys(keys, 1 if batch_size is None else batch_size, short or "carry")
         self.block: int = whole_number(
-            "block", (8192 if keys is None else 2**22) if block is None else block, 1, 2**24 + 1 if keys is None else 2**40
+            "block",
+            (8192 if keys is None else 2**22) if block is None else block,
+            1,
+            2**24 + 1 if keys is None else 2**40,
         )
         self.count, self.drop_last, self.groups_per_item = count, drop_last, 1
-        self.max_padded_size, self.max_tokens = (None if limit is None else _checked_limit(name, limit) for name, limit in limits.items())
+        self.max_padded_size, self.max_tokens = (
+            None if limit is None else _checked_limit(name, limit) for name, limit in limits.items()
+        )
         self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.same_size_run = whole_number("same_size_run", same_size_run, 1, self.block + 1)
         numbers, sources = by_source("lengths", [] if lengths is None else lengths, whole=False)
         self.sources = sources if self.keys is None else self.keys.sources
         self.lengths: Lengths = checked_lengths(numbers, whole=False)
         if keys is None and lengths is None:
-            raise ValueError(f"{kinds[0]} limits lengths, but there are none. Pass the length of each sample as lengths.")
+            raise ValueError(
+                f"{kinds[0]} limits lengths, but there are none. Pass the length of each sample as lengths."
+            )
         if self.lengths.max(initial=0) > self._limit:
             longest = int(self.lengths.argmax())
             raise ValueError(
-                f"lengths[{longest}] is {self.lengths[longest]}, but a batch is limited to {kinds[0]}={limits[kinds[0]]}. Raise the limit, or drop that sample."
+                f"lengths[{longest}] is {self.lengths[longest]}, but a batch is limited to "
+                f"{kinds[0]}={limits[kinds[0]]}. Raise the limit, or drop that sample."
             )
         self._checksum = checksum(np.ascontiguousarray(self.lengths, self.lengths.dtype.newbyteorder("<")).data)
 
     def plan(self, indices: Int64s) -> Groups:
-        """The batches by length of a block that consists of these ``indices`` of the dataset. Keyed by the indices, so another order shuffles them differently."""
+        """The batches by length of a block that consists of these ``indices`` of the dataset.
+
+        Keyed by the indices, so another order shuffles them differently.
+        """
         seed = int.from_bytes(hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).digest(), "little") >> 1
         words = philox_words(seed, 0, GROUPED, len(indices))
         lengths, summed = self.lengths[indices], self.max_tokens is not None
@@ -139,8 +169,14 @@ class Buckets(Shown):
 
     def details(self) -> dict[str, Any]:
         if self.keys is not None:
-            return {"keys": len(self.keys.names), "batch_size": self.keys.settings()["batch_size"], "short": self.keys.short}
-        limit = {"max_padded_size": self.max_padded_size} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+            return {
+                "keys": len(self.keys.names),
+                "batch_size": self.keys.settings()["batch_size"],
+                "short": self.keys.short,
+            }
+        limit = (
+            {"max_padded_size": self.max_padded_size} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        )
         return {"lengths": len(self.lengths), **limit, "max_samples": self.max_samples}
 
     def settings(self) -> dict[str, Any]:
@@ -168,10 +204,12 @@ def _checked_limit(name: str, limit: float) -> float:
 
 
 def bucketed(lengths: Int64s, budget: float, most: int, alike: int, words: UInt64s, summed: bool = False) -> Groups:
-    """Cut the items, sorted by length, into batches whose size is at most ``budget``, and shuffle them in runs of ``alike`` batches.
+    """Cut the items, sorted by length, into batches whose size is at most ``budget``, and shuffle them in runs of
+    ``alike`` batches.
 
-    If ranks take batches in turn and ``alike`` is a multiple of their number, they work on similar batches at the same time, so that no rank waits for one
-    long batch. The number of batches is a multiple of ``alike``, unless there are too few items for a full run.
+    If ranks take batches in turn and ``alike`` is a multiple of their number, they work on similar batches at the same
+    time, so that no rank waits for one long batch. The number of batches is a multiple of ``alike``, unless there are
+    too few items for a full run.
 
     Args:
         lengths: Lengths of the items, shape ``(n,)``; none exceeds the budget.
@@ -186,8 +224,11 @@ def bucketed(lengths: Int64s, budget: float, most: int, alike: int, words: UInt6
     ends = _cut(ordered, 0, budget, most, summed)
     needed = -(-len(ends) // alike) * alike
     if len(ends) < needed <= len(ordered):
-        # The remainder that does not fill a run is cut again, into a whole run. If it has too few items, earlier runs are cut again with it.
-        kept = next(k for k in range(needed - alike, -1, -alike) if len(ordered) - (ends[k - 1] if k else 0) >= needed - k)
+        # The remainder that does not fill a run is cut again, into a whole run. If it has too few items, earlier runs
+        # are cut again with it.
+        kept = next(
+            k for k in range(needed - alike, -1, -alike) if len(ordered) - (ends[k - 1] if k else 0) >= needed - k
+        )
         ends = ends[:kept] + _cut_evenly(ordered, ends[kept - 1] if kept else 0, needed - kept, budget, most, summed)
     bounds = np.array([0, *ends])
     runs = np.argsort(words[: -(-len(ends) // alike)], kind="stable")
@@ -217,7 +258,9 @@ def _cut(ordered: Int64s, begin: int, budget: float, most: int, summed: bool) ->
     numbers = np.arange(1, most + 1)
     while begin < len(ordered):
         ahead = ordered[begin : begin + most]
-        begin += max(1, int(np.searchsorted(np.cumsum(ahead) if summed else ahead * numbers[: len(ahead)], budget, side="right")))
+        begin += max(
+            1, int(np.searchsorted(np.cumsum(ahead) if summed else ahead * numbers[: len(ahead)], budget, side="right"))
+        )
         ends.append(begin)
     return ends
 

@@ -1,4 +1,6 @@
-"""The global generators of ``random``, ``numpy.random`` and torch: seeding them for a sample, watching them, and restoring them."""
+"""The global generators of ``random``, ``numpy.random`` and torch: seeding them for a sample, watching them, and
+restoring them.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 def seed_globals(seed: int, epoch: int, position: int) -> None:
     """Seed ``random``, ``numpy.random`` and torch's CPU generator, in 7 us; to undo it, see `global_rngs_kept`.
 
-    NumPy and torch seed the same Mersenne Twister with 32 bits, so each gets a different half of a word. ``torch.manual_seed`` would
-    also seed every accelerator, which takes 100 us.
+    NumPy and torch seed the same Mersenne Twister with 32 bits, so each gets a different half of a word.
+    ``torch.manual_seed`` would also seed every accelerator, which takes 100 us.
     """
     word = sample_word(seed, epoch, position)
     other = mixed(word + GAMMA)
@@ -34,7 +36,9 @@ def seed_globals(seed: int, epoch: int, position: int) -> None:
 
 
 _kept: ContextVar[tuple[Any, ...] | None] = ContextVar("penstock_global_rngs", default=None)
-"""The states of the global generators when this thread entered the outermost `global_rngs_kept`, or began to watch them."""
+"""The states of the global generators when this thread entered the outermost `global_rngs_kept`, or began to watch
+them.
+"""
 
 
 also_kept: ContextVar[Callable[[], None] | None] = ContextVar("penstock_held_rngs", default=None)
@@ -45,8 +49,8 @@ also_kept: ContextVar[Callable[[], None] | None] = ContextVar("penstock_held_rng
 class global_rngs_kept:
     """Restore the three global generators bit for bit, even after an exception; 80 us.
 
-    They belong to the process, not to a thread, so draws that another thread makes meanwhile are undone too. If an interrupt arrives during the
-    restore, `put_back_interrupted` completes it.
+    They belong to the process, not to a thread, so draws that another thread makes meanwhile are undone too. If an
+    interrupt arrives during the restore, `put_back_interrupted` completes it.
     """
 
     __slots__ = ("_outermost", "_states")
@@ -64,7 +68,9 @@ class global_rngs_kept:
 
 
 def note_watched(states: States) -> bool:
-    """Leave ``states`` to `put_back_interrupted`, until `forget_interrupted`; False if an outer call has already done so."""
+    """Leave ``states`` to `put_back_interrupted`, until `forget_interrupted`; False if an outer call has already done
+    so.
+    """
     if _kept.get() is not None:
         return False
     _kept.set(states)
@@ -96,8 +102,9 @@ def put_back_interrupted() -> None:
 def global_states() -> tuple[Any, ...]:
     """The states of the three global generators, for `put_globals`. Contains no tensor.
 
-    An asyncio thread, such as fsspec's, keeps copies of the context. If one held the last reference to a tensor when the program ends, torch would release the
-    GIL and could not reacquire it: "terminate called without an active exception".
+    An asyncio thread, such as fsspec's, keeps copies of the context. If one held the last reference to a tensor when
+    the program ends, torch would release the GIL and could not reacquire it: "terminate called without an active
+    exception".
     """
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state().numpy().tobytes()
 
@@ -112,8 +119,9 @@ def put_globals(states: tuple[Any, ...]) -> None:
 class States(NamedTuple):
     """The states of the three global generators.
 
-    Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or the result of ``random.getstate``.
-    NumPy's is the memory of its own (624 words and a position), and whether it keeps a deviate, and which. Torch's is the result of `TorchMemory.read` or ``get_state``.
+    Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or the result of
+    ``random.getstate``. NumPy's is the memory of its own (624 words and a position), and whether it keeps a deviate,
+    and which. Torch's is the result of `TorchMemory.read` or ``get_state``.
     """
 
     python: tuple[Any, ...]
@@ -123,17 +131,21 @@ class States(NamedTuple):
 
 @final
 class GlobalRngSnapshot:
-    """Cheaply detects whether anything was drawn from the three global generators: 0.5 us per look, compared to 80 for `global_rngs_kept`.
+    """Cheaply detects whether anything was drawn from the three global generators: 0.5 us per look, compared to 80 for
+    `global_rngs_kept`.
 
-    ``numpy.random.get_state`` takes 30 us, ``random.getstate`` 8 and torch's ``get_state`` 4, so the generators are compared as raw memory: NumPy's at the
-    address that it publishes, those of Python and torch behind the object header, and only after checking that they are there. That memory is read and never written. NumPy may keep
-    a normal deviate for the next call outside that memory; as long as there is one, a look asks NumPy.
+    ``numpy.random.get_state`` takes 30 us, ``random.getstate`` 8 and torch's ``get_state`` 4, so the generators are
+    compared as raw memory: NumPy's at the address that it publishes, those of Python and torch behind the object
+    header, and only after checking that they are there. That memory is read and never written. NumPy may keep a normal
+    deviate for the next call outside that memory; as long as there is one, a look asks NumPy.
 
-    Their 8 KB are read only if one of a few words changed, their *marks*. A draw moves the position; a seed, a loaded state and a refill change all words.
+    Their 8 KB are read only if one of a few words changed, their *marks*. A draw moves the position; a seed, a loaded
+    state and a refill change all words.
     """
 
     _without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep no deviate
-    _with_deviate: bytes | None = None  # when it was last known to keep one, which may have been used, or put back, since
+    # when it was last known to keep one, which may have been used, or put back, since
+    _with_deviate: bytes | None = None
     _marked: Any = None  # NumPy's generator, for which `_parts` were found
     _parts: list[memoryview]  # none: they are not where we expect them
     _marks: tuple[bytes, Any]
@@ -178,7 +190,9 @@ class GlobalRngSnapshot:
     @staticmethod
     def put_back(states: States) -> None:
         """Set the generators to ``states``."""
-        random.setstate((3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python)
+        random.setstate(
+            (3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python
+        )
         np.random.set_state(_numpy_state(*states.numpy))
         state = states.torch[0] if len(states.torch) == 1 else _torch_state(states.torch)
         torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -188,7 +202,10 @@ _WORDS = 624
 
 
 def _memory(address: int, n: int) -> np.ndarray:
-    """The ``n`` bytes at ``address``, as they are whenever the array is read. Copying them takes 0.1 us, compared to 1.4 with ``ctypes.string_at``."""
+    """The ``n`` bytes at ``address``, as they are whenever the array is read.
+
+    Copying them takes 0.1 us, compared to 1.4 with ``ctypes.string_at``.
+    """
     memory: Any = (ctypes.c_uint8 * n).from_address(address)
     return np.frombuffer(memory, np.uint8)
 
@@ -201,7 +218,9 @@ def numpy_twister(generator: Any) -> np.ndarray | None:
 
 @cache
 def python_twister() -> tuple[Any, np.ndarray] | None:
-    """Python's global generator and its memory, a position and 624 words; None if the memory is not where we expect it."""
+    """Python's global generator and its memory, a position and 624 words; None if the memory is not where we expect
+    it.
+    """
     generator = getattr(random.getstate, "__self__", None)
     if sys.implementation.name != "cpython" or type(generator) is not random.Random:
         return None
@@ -217,11 +236,15 @@ _python: Any = getattr(random.getstate, "__self__", None)
 
 
 def _marks_of(generator: Any) -> list[memoryview]:
-    """A part of each generator that changes whenever the generator does; ``generator`` is NumPy's. Empty if one is not where we expect it."""
+    """A part of each generator that changes whenever the generator does; ``generator`` is NumPy's.
+
+    Empty if one is not where we expect it.
+    """
     numpys, pythons, torchs = numpy_twister(generator), python_twister(), torch_twister()
     if numpys is None or pythons is None or torchs is None:
         return []
-    # The first words, because `seed` sets some of them to constants, the position, and the deviates kept for the next call.
+    # The first words, because `seed` sets some of them to constants, the position, and the deviates kept for the next
+    # call.
     return [part.data for part in (numpys[:40], numpys[-4:], pythons[1][:40], *torchs.marks)]
 
 
@@ -233,7 +256,8 @@ class TorchMemory:
         ValueError: The memory is not where we expect it.
     """
 
-    _HEAD, _WORDS = slice(0, 13), slice(16, 20 + 4 * _WORDS)  # the seed, the number of words left, and the place of the next one; the words
+    # the seed, the number of words left, and the place of the next one; the words
+    _HEAD, _WORDS = slice(0, 13), slice(16, 20 + 4 * _WORDS)
     _KEPT = (slice(2520, 2524), 2524), (slice(2528, 2536), 2536)  # the normal deviates, and whether they exist
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -241,7 +265,8 @@ class TorchMemory:
         if not isinstance(address, int):
             raise ValueError
         words = state[24 : 24 + 8 * _WORDS].view(np.uint64).astype(np.uint32).tobytes()
-        place = ctypes.string_at(address, 256).find(words[:16])  # if the first words are in there, the object contains all of them
+        # if the first words are in there, the object contains all of them
+        place = ctypes.string_at(address, 256).find(words[:16])
         if place < 20 or ctypes.string_at(address + place, len(words)) != words:
             raise ValueError
         self._memory = _memory(address + place - 20, 20 + len(words) + 28)
@@ -260,7 +285,12 @@ class TorchMemory:
         """The equivalent of ``generator.get_state``."""
         memory = self._memory.tobytes()
         (single, has_single), (double, has_double) = self._KEPT
-        return memory[self._WORDS], memory[self._HEAD], memory[has_single] and memory[single], memory[has_double] and memory[double]
+        return (
+            memory[self._WORDS],
+            memory[self._HEAD],
+            memory[has_single] and memory[single],
+            memory[has_double] and memory[double],
+        )
 
 
 def _torch_state(read: tuple[Any, ...]) -> bytes:
@@ -275,7 +305,9 @@ def _torch_state(read: tuple[Any, ...]) -> bytes:
 
 @cache
 def torch_twister() -> TorchMemory | None:
-    """The memory of torch's global generator; None if it is not where we expect it, or if a test with a separate generator shows that it is incomplete."""
+    """The memory of torch's global generator; None if it is not where we expect it, or if a test with a separate
+    generator shows that it is incomplete.
+    """
     probe = torch.Generator(device="cpu").manual_seed(1)
     try:
         memory, found = TorchMemory(probe), TorchMemory(torch.default_generator)
@@ -286,7 +318,11 @@ def torch_twister() -> TorchMemory | None:
         torch.randn(1, generator=probe, dtype=dtype, device="cpu")
         seen.append(memory.read())
         told.append(probe.get_state())
-    return found if all(_torch_state(state) == true.numpy().tobytes() for state, true in zip(seen, told, strict=True)) else None
+    return (
+        found
+        if all(_torch_state(state) == true.numpy().tobytes() for state, true in zip(seen, told, strict=True))
+        else None
+    )
 
 
 def _python_words(memory: bytes) -> tuple[int, ...]:

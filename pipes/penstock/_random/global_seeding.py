@@ -6,7 +6,13 @@ import contextlib
 from typing import TYPE_CHECKING, TypeVar, final
 
 from penstock._errors import is_own_error
-from penstock._random.global_rng import GlobalRngSnapshot, forget_interrupted, global_rngs_kept, note_watched, seed_globals
+from penstock._random.global_rng import (
+    GlobalRngSnapshot,
+    forget_interrupted,
+    global_rngs_kept,
+    note_watched,
+    seed_globals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +28,13 @@ CALM = 4
 
 @final
 class GlobalSeeding:
-    """Seeds ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us, or makes sure that nothing draws from them.
+    """Seeds ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us, or makes sure that nothing
+    draws from them.
 
-    Few datasets draw from them. So once several batches have drawn nothing, batches are loaded unseeded, and the generators are compared before and
-    after. If a batch does draw, it is loaded again, seeded, and so are all later ones: a sample is the same either way. Code that
-    only looks at a generator (``torch.initial_seed()``), or restores it (``torch.random.fork_rng``), is not detected; for such code use
-    ``calm=None``. One thread at a time.
+    Few datasets draw from them. So once several batches have drawn nothing, batches are loaded unseeded, and the
+    generators are compared before and after. If a batch does draw, it is loaded again, seeded, and so are all later
+    ones: a sample is the same either way. Code that only looks at a generator (``torch.initial_seed()``), or restores
+    it (``torch.random.fork_rng``), is not detected; for such code use ``calm=None``. One thread at a time.
 
     Args:
         seed: Seed of the samples' random numbers.
@@ -62,13 +69,14 @@ class GlobalSeeding:
     def run(self, load: Callable[[], T], *, of_many: bool, kept: bool) -> T:
         """Return ``load()``; with ``kept``, restore the generators afterwards.
 
-        ``load`` calls `seed` for each sample if `active`, and may be called twice. ``of_many``: whether it loads enough samples for
-        watching to cost less than it saves.
+        ``load`` calls `seed` for each sample if `active`, and may be called twice. ``of_many``: whether it loads enough
+        samples for watching to cost less than it saves.
         """
         if not self._on:
             return load()
         if of_many and self._calm is not None and self._calm >= self._needed:
-            before = self._watch.look() if kept or self._seen is None else self._seen  # in a worker process nothing else draws
+            # in a worker process nothing else draws
+            before = self._watch.look() if kept or self._seen is None else self._seen
             if before is not None:
                 return self._watched(load, before, kept)
         self._seen = None
@@ -98,7 +106,8 @@ class GlobalSeeding:
             forget_interrupted()
         if drew:
             self._calm = None
-            if error is None or (isinstance(error, Exception) and is_own_error(error)):  # an error from a signal handler would not recur
+            # an error from a signal handler would not recur
+            if error is None or (isinstance(error, Exception) and is_own_error(error)):
                 with self.kept(kept):
                     return load()
         if error is None:

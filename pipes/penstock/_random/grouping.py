@@ -1,6 +1,7 @@
 """Packs: how the items of an order are grouped by length. A description, and pure functions of a block.
 
-A block is a stretch of an order. All ranks plan the same blocks, so they agree on every group without communication, and a jump plans only one block.
+A block is a stretch of an order. All ranks plan the same blocks, so they agree on every group without communication,
+and a jump plans only one block.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ Lengths = np.ndarray[tuple[int], np.dtype[Any]]
 class Packs(Shown):
     """Sequences packed into samples of one length: pass it to `Loader.from_dataset` as ``groups=``.
 
-    Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of sequences longer than ``capacity``), one after
-    another, and padding: a dict of the sequences' fields, with ``position_ids``, which start at 0 in each sequence and are 0 in the padding, and
-    ``segment_ids``, which number the sequences from 1 and are 0 in the padding. Sequences are 1-D arrays, tensors or lists, whose field is then called
-    ``tokens``, or dicts of them. Empty sequences are skipped. If sequences have ``position_ids``, those are kept: shape
-    ``(length,)``, or ``(k, length)`` for k rows of them, which are ``(k, capacity)`` in a pack.
+    Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of sequences longer
+    than ``capacity``), one after another, and padding: a dict of the sequences' fields, with ``position_ids``, which
+    start at 0 in each sequence and are 0 in the padding, and ``segment_ids``, which number the sequences from 1 and are
+    0 in the padding. Sequences are 1-D arrays, tensors or lists, whose field is then called ``tokens``, or dicts of
+    them. Empty sequences are skipped. If sequences have ``position_ids``, those are kept: shape ``(length,)``, or
+    ``(k, length)`` for k rows of them, which are ``(k, capacity)`` in a pack.
 
     *Media.* Fields named in ``along`` are not one per token. Those of a pack are concatenated in the order of its
     sequences; those of sequence j are at ``<field>_offsets[j]`` to ``[j + 1]`` of the axis (int64). A sequence that has
@@ -40,7 +42,8 @@ class Packs(Shown):
     indices in the dataset. In a batch, these fields have no dimension for the packs: they continue from one pack to the
     next, and offsets and ``cu_seqlens`` count through the whole batch.
 
-    Packs are made block by block, by best-fit decreasing. They are 99.6 % full with a block of 1024, documents of 645 tokens on average and packs of
+    Packs are made block by block, by best-fit decreasing. They are 99.6 % full with a block of 1024, documents of 645
+    tokens on average and packs of
     4096. They change from epoch to epoch along with the order. An epoch has no length unless you set ``count``.
 
     Args:
@@ -48,9 +51,11 @@ class Packs(Shown):
             For a `Mix` a dict of them, by source.
         capacity: Length of a pack.
         block: Number of sequences that are packed together. A jump to a position plans one block, at 4 us per sequence.
-        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``.
+        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or
+            raise an ``"error"``.
         pad: The padding value, or a dict of one per field; fields without one get 0.
-        count: Count the packs of an epoch, so that ``len(loader)`` works. This plans the whole epoch, at 4 us per sequence.
+        count: Count the packs of an epoch, so that ``len(loader)`` works. This plans the whole epoch, at 4 us per
+            sequence.
         along: The axis of each field that is concatenated, such as ``{"pixel_values": 0, "image_grid_thw": 0}``. Every
             sequence must have the field. To leave it out of some, pass an example that is empty along the axis, such as
             ``torch.empty(0, 1176)``.
@@ -96,7 +101,10 @@ class Packs(Shown):
         self.also = {name: self._budget(f"also[{name!r}]", given) for name, given in (also or {}).items()}
         if oversize == "error":
             pieces_of(self.lengths, self.capacity, "error")
-        self.groups_per_item = max(1, -(-int(self.lengths.max(initial=0)) // self.capacity)) if oversize == "split" else 1  # at most
+        # at most
+        self.groups_per_item = (
+            max(1, -(-int(self.lengths.max(initial=0)) // self.capacity)) if oversize == "split" else 1
+        )
         self._checksum = _checksum(self.lengths)
 
     def plan(self, indices: Int64s) -> Groups:
@@ -104,7 +112,9 @@ class Packs(Shown):
         pieces = pieces_of(self.lengths[indices], self.capacity, self.oversize)
         if self.also:
             takes = [pieces.lengths, *(counts[indices[pieces.items]] for counts, _ in self.also.values())]
-            groups = packed_within(np.stack(takes, 1), np.array([self.capacity, *(limit for _, limit in self.also.values())]))
+            groups = packed_within(
+                np.stack(takes, 1), np.array([self.capacity, *(limit for _, limit in self.also.values())])
+            )
         else:
             groups = packed(pieces.lengths, self.capacity)
         return Groups(pieces.items[groups.members], groups.splits, Pieces(*(field[groups.members] for field in pieces)))
@@ -125,16 +135,26 @@ class Packs(Shown):
         if not isinstance(given, tuple) or len(given) != 2:
             raise ValueError(f"{what}={given!r:.80} must be a tuple of the counts by index and the limit of a pack.")
         numbers, sources = by_source(what, given[0], whole=True)
-        counts, limit = checked_lengths(numbers, whole=True, name=what), whole_number(f"the limit of {what}", given[1], 1)
+        counts, limit = (
+            checked_lengths(numbers, whole=True, name=what),
+            whole_number(f"the limit of {what}", given[1], 1),
+        )
         if len(counts) != len(self.lengths) or sources not in (None, self.sources):
             raise ValueError(
-                f"{what} has {sources or len(counts)} counts, but there are {self.sources or len(self.lengths)} lengths. Pass one count for each length, both by source or neither."
+                f"{what} has {sources or len(counts)} counts, but there are {self.sources or len(self.lengths)} "
+                f"lengths. Pass one count for each length, both by source or neither."
             )
-        never = f"a sequence that takes some of a budget is never cut, and the length there is above the capacity of {self.capacity}"
+        never = (
+            f"a sequence that takes some of a budget is never cut, and the length there is above the capacity of "
+            f"{self.capacity}"
+        )
         for wrong, why in (
             (counts > limit, f"a pack is limited to {limit}. Raise the limit"),
             ((counts > 0) & (self.lengths > self.capacity), f"{never}. Raise the capacity"),
-            ((counts > 0) & (self.lengths == 0), "the length there is 0, and such a sequence is left out. Correct the length"),
+            (
+                (counts > 0) & (self.lengths == 0),
+                "the length there is 0, and such a sequence is left out. Correct the length",
+            ),
         ):
             if wrong.any():
                 said = f"{what} counts {counts[wrong][0]} at index {int(wrong.argmax())}, but {why}"
@@ -146,7 +166,9 @@ def by_source(what: str, given: ByIndex, *, whole: bool) -> tuple[npt.ArrayLike,
     """Numbers by index; and how many each source of a mix has, if they were given by its name."""
     if not isinstance(given, Mapping):
         return given, None
-    parts = {name: checked_lengths(given[name], whole=whole, name=f"{what}[{name!r}]") for name in sorted(given, key=str)}
+    parts = {
+        name: checked_lengths(given[name], whole=whole, name=f"{what}[{name!r}]") for name in sorted(given, key=str)
+    }
     return np.concatenate([np.zeros(0, np.int64), *parts.values()]), {name: len(part) for name, part in parts.items()}
 
 
@@ -155,7 +177,8 @@ def checked_lengths(lengths: npt.ArrayLike, *, whole: bool, name: str = "lengths
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
         raise ValueError(
-            f"{name} have shape {given.shape} and dtype {given.dtype}, but there must be one number for each index of the dataset: shape (n,)."
+            f"{name} have shape {given.shape} and dtype {given.dtype}, but there must be one number for each index of "
+            f"the dataset: shape (n,)."
         )
     wrong = ~((given >= 0) & (given < 2**48)) if given.size else np.zeros(0, bool)
     if given.dtype.kind == "f" and whole and given.size:
@@ -164,7 +187,8 @@ def checked_lengths(lengths: npt.ArrayLike, *, whole: bool, name: str = "lengths
         first = int(wrong.argmax())
         kind = "a whole number" if whole else "a number"
         raise ValueError(
-            f"{name}[{first}] is {given[first]}, but a length must be {kind} from 0 to 2**48 ({int(wrong.sum())} are not). Correct it, or drop that item from the dataset."
+            f"{name}[{first}] is {given[first]}, but a length must be {kind} from 0 to 2**48 ({int(wrong.sum())} are "
+            f"not). Correct it, or drop that item from the dataset."
         )
     return given.astype(np.float64 if given.dtype.kind == "f" and not whole else np.int64, copy=False)
 

@@ -1,6 +1,7 @@
 """Groups the items of a block by length: packs that fill a capacity. Pure functions of the lengths.
 
-A block is a stretch of an order, such as 1024 or 8192 items. All ranks plan the same blocks, so they agree on every group without communication.
+A block is a stretch of an order, such as 1024 or 8192 items. All ranks plan the same blocks, so they agree on every
+group without communication.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Groups:
 
 
 def pieces_of(lengths: Int64s, capacity: int, oversize: Literal["split", "truncate", "error"]) -> Pieces:
-    """Limit every item to ``capacity``: cut it into several pieces, keep only the first piece, or refuse it. An empty item has no pieces.
+    """Limit every item to ``capacity``: cut it into several pieces, keep only the first piece, or refuse it.
+
+    An empty item has no pieces.
 
     Raises:
         ValueError: ``oversize="error"``, and an item is longer than the capacity.
@@ -58,7 +61,8 @@ def pieces_of(lengths: Int64s, capacity: int, oversize: Literal["split", "trunca
     longest = int(lengths.max(initial=0))
     if oversize == "error" and longest > capacity:
         raise ValueError(
-            f"item {int(lengths.argmax())} has length {longest}, but the capacity is {capacity}. Raise the capacity, or use oversize='split' or 'truncate'."
+            f"item {int(lengths.argmax())} has length {longest}, but the capacity is {capacity}. Raise the capacity, "
+            f"or use oversize='split' or 'truncate'."
         )
     counts = -(-lengths // capacity) if oversize == "split" else (lengths > 0).astype(np.int64)
     items = np.repeat(np.arange(len(lengths)), counts)
@@ -69,8 +73,9 @@ def pieces_of(lengths: Int64s, capacity: int, oversize: Literal["split", "trunca
 def packed(lengths: Int64s, capacity: int) -> Groups:
     """Put items into as few groups as best-fit decreasing finds, each of at most ``capacity``.
 
-    The longest item goes first, and each goes into the group with the least room that still fits it. With lognormal lengths and a block of 1024, that fills
-    99.6 %. Groups come in the order of their first items, and so do the items within a group: packing preserves the shuffle of the block.
+    The longest item goes first, and each goes into the group with the least room that still fits it. With lognormal
+    lengths and a block of 1024, that fills 99.6 %. Groups come in the order of their first items, and so do the items
+    within a group: packing preserves the shuffle of the block.
 
     Args:
         lengths: Lengths of the items, shape ``(n,)``, each from 0 to ``capacity``.
@@ -92,7 +97,8 @@ def packed(lengths: Int64s, capacity: int) -> Groups:
 
 
 def packed_within(takes: Int64s, limits: Int64s) -> Groups:
-    """Put items into few groups within several budgets: the item that takes most of what is scarce goes first, with its `companions`.
+    """Put items into few groups within several budgets: the item that takes most of what is scarce goes first, with its
+    `companions`.
 
     Args:
         takes: What each item takes of each budget, shape ``(n, budgets)``, from 0 to its limit.
@@ -109,7 +115,8 @@ def packed_within(takes: Int64s, limits: Int64s) -> Groups:
 
 
 def companions(takes: Int64s, limits: Int64s, first: int) -> list[int]:
-    """The items of a group that begins with ``first``: the next is always the one that leaves least of the budgets, of the scarce ones above all.
+    """The items of a group that begins with ``first``: the next is always the one that leaves least of the budgets, of
+    the scarce ones above all.
 
     Measured by the squares of what is left, weighted by how many groups each budget needs ("norm-based greedy" of
     Panigrahy et al., Heuristics for Vector Bin Packing, 2011). Each number is computed on its own, so that all

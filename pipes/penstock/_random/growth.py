@@ -50,7 +50,8 @@ class Growth:
         settings: Those that identify the first so many.
 
     Attributes:
-        eras: Pairs of when and how many, both ascending. What "when" counts is its owner's: epochs, or items since the start of training.
+        eras: Pairs of when and how many, both ascending. What "when" counts is its owner's: epochs, or items since the
+            start of training.
     """
 
     def __init__(self, now: int, noun: str, settings: Callable[[int], dict[str, Any]]) -> None:
@@ -60,7 +61,10 @@ class Growth:
         self._noun = noun
 
     def settings(self, many: int) -> dict[str, Any]:
-        """Settings that identify the first so many. Kept, because they go into each state and take long for many shards."""
+        """Settings that identify the first so many.
+
+        Kept, because they go into each state and take long for many shards.
+        """
         return self._told.get(many) or self._told.setdefault(many, self._identify(many))
 
     def at(self, when: int) -> int:
@@ -82,7 +86,8 @@ class Growth:
             raise ValueError(f"data that grow have no {', '.join(sorted(changes.keys() - {'grow'}))} to change.")
         try:
             eras = [
-                (whole_number("when", since, 0), whole_number("parts", parts, 0)) for since, parts in changes.get("grow", [(0, self.now)])
+                (whole_number("when", since, 0), whole_number("parts", parts, 0))
+                for since, parts in changes.get("grow", [(0, self.now)])
             ]
         except (TypeError, ValueError):
             eras = []
@@ -90,7 +95,8 @@ class Growth:
             raise StateError("what the data have grown by is damaged in this state. Load an older one.")
         if eras[-1][1] > self.now:
             raise ValueError(
-                f"there were {eras[-1][1]:,} {self._noun}, and now there are {self.now:,}. Data that grow keep what they had, in its order, and have more behind it."
+                f"there were {eras[-1][1]:,} {self._noun}, and now there are {self.now:,}. Data that grow keep what "
+                f"they had, in its order, and have more behind it."
             )
         self.eras = eras
 
@@ -103,7 +109,10 @@ class Growth:
         return (int(checksum(repr(self.choices()).encode()), 16),)
 
 
-WHY: Final = "The ranks have found different data, because more arrived while they looked. Make one list for all of them, or let none arrive until the job has started."
+WHY: Final = (
+    "The ranks have found different data, because more arrived while they looked. Make one list for all of them, or "
+    "let none arrive until the job has started."
+)
 """Why ranks differ."""
 
 
@@ -111,8 +120,10 @@ WHY: Final = "The ranks have found different data, because more arrived while th
 class GrowingDeal:
     """The deal of shards of which there are more and more.
 
-    A lane that has read its share of a pass goes on with the shards of the next era once that has begun: at the pass's last shard, its first item comes at or behind that. The passes of an era are
-    counted from 0, so every lane reads its whole share of every pass that it begins, and each shard comes once in each pass of an era, however far apart the lanes are.
+    A lane that has read its share of a pass goes on with the shards of the next era once that has begun: at the pass's
+    last shard, its first item comes at or behind that. The passes of an era are counted from 0, so every lane reads its
+    whole share of every pass that it begins, and each shard comes once in each pass of an era, however far apart the
+    lanes are.
 
     Args:
         eras: Pairs of an item, a multiple of ``lanes``, and the number of shards from there on.
@@ -136,7 +147,9 @@ class GrowingDeal:
         """See `Deal.after`."""
         era, number = divmod(deal, _DEALS)
         shards = self._deals[era].shards
-        if (number + self.lanes) // shards > number // shards and (latest := bisect_right(self._begins, first) - 1) > era:
+        if (number + self.lanes) // shards > number // shards and (
+            latest := bisect_right(self._begins, first) - 1
+        ) > era:
             return latest * _DEALS + number % self.lanes
         return deal + self.lanes
 
@@ -167,7 +180,13 @@ class GrowingLanes(InterleavedOrder):
     why_ranks_differ = WHY
 
     def __init__(
-        self, lanes: int, epoch_size: int, settings: dict[str, Any], take: Callable[[], None], growth: Growth, dealt: Callable[[], None]
+        self,
+        lanes: int,
+        epoch_size: int,
+        settings: dict[str, Any],
+        take: Callable[[], None],
+        growth: Growth,
+        dealt: Callable[[], None],
     ) -> None:
         super().__init__(lanes, epoch_size, settings, take, growth.marks)
         self._growth, self._eras = growth, growth.eras

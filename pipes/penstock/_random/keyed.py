@@ -1,7 +1,9 @@
-"""Rounds of one key: how the samples of a block become batches that have the same key on all ranks. Pure functions of a block.
+"""Rounds of one key: how the samples of a block become batches that have the same key on all ranks.
 
-A *round* is one batch for each rank. The samples of each key wait, in their order, until they fill a round, which comes where its last sample stands
-in the order. So a schedule of the order is kept, and no sample comes before its turn.
+Pure functions of a block.
+
+A *round* is one batch for each rank. The samples of each key wait, in their order, until they fill a round, which comes
+where its last sample stands in the order. So a schedule of the order is kept, and no sample comes before its turn.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ class Keys:
             unknown = [key for key in batch_size if key not in known]
             if missing or unknown:
                 raise ValueError(
-                    f"batch_size must have a number for each key and for nothing else: without one: {_listed([*map(repr, missing)])}; no key: {_listed([*map(repr, unknown)])}. "
-                    f"Correct these, or pass one number for all keys."
+                    f"batch_size must have a number for each key and for nothing else: without one: "
+                    f"{_listed([*map(repr, missing)])}; no key: {_listed([*map(repr, unknown)])}. Correct these, or "
+                    f"pass one number for all keys."
                 )
             sizes = [whole_number(f"batch_size[{key!r:.80}]", batch_size[key], 1, 2**31) for key in self.names]
         else:
@@ -70,13 +73,20 @@ class Keys:
     def settings(self) -> dict[str, Any]:
         of_each = {*self.sizes.tolist()}
         size = of_each.pop() if len(of_each) == 1 else checksum(self.sizes.astype("<i8").data)
-        return {"groups": "keys", "keys": checksum(self.codes.astype("<u4").data), "batch_size": size, "short": self.short}
+        return {
+            "groups": "keys",
+            "keys": checksum(self.codes.astype("<u4").data),
+            "batch_size": size,
+            "short": self.short,
+        }
 
     def named(self, counts: Int64s, come: Int64s) -> str:
         """The keys with a count above 0, and their counts, in words; first those that do not ``come`` at all."""
         some = {*come.tolist()}
         keys = sorted((key in some, key) for key in np.flatnonzero(counts).tolist())
-        return _listed([f"{self.names[key]!r:.80}: {counts[key]:,}{'' if comes else ' (all of them)'}" for comes, key in keys])
+        return _listed(
+            [f"{self.names[key]!r:.80}: {counts[key]:,}{'' if comes else ' (all of them)'}" for comes, key in keys]
+        )
 
 
 @final
@@ -119,12 +129,16 @@ class KeyBlock:
         codes = keys.codes[indices]
         small = np.int32 if max(len(keys), len(indices)) < 2**31 else np.int64
         self.indices = indices.astype(small)
-        self._members = np.argsort(codes, kind="stable").astype(small)  # offsets in the block, those of the first key first
+        # offsets in the block, those of the first key first
+        self._members = np.argsort(codes, kind="stable").astype(small)
         self._bounds: Int64s = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(keys.sizes)))])
         self._last: tuple[Any, KeyRounds | None] = None, None  # what `rounds` returned last, and its arguments
 
     def rounds(self, past: Sequence[Sequence[int]], ranks: int) -> KeyRounds | None:
-        """All rounds of ``ranks`` ranks after ``past``: pairs of a number of ranks and how many rounds these have had. None: there are not so many."""
+        """All rounds of ``ranks`` ranks after ``past``: pairs of a number of ranks and how many rounds these have had.
+
+        None: there are not so many.
+        """
         asked = [*past, ranks]
         if (last := self._last)[0] == asked:
             return last[1]
@@ -160,14 +174,16 @@ class KeyBlock:
     def hand(
         self, rounds: KeyRounds, number: int, rank: int, ranks: int, deal: Callable[[Int64s], Int64s] | None
     ) -> tuple[Offsets, Int64s | int]:
-        """The batch of ``rank`` in round ``number``: the offsets of its samples in the block, and how often each was there before in this block.
+        """The batch of ``rank`` in round ``number``: the offsets of its samples in the block, and how often each was
+        there before in this block.
 
         Args:
             rounds: Of ``ranks`` ranks.
             number: From 0.
             rank: From 0.
             ranks: Their number.
-            deal: Given the dataset indices of a whole round, the places in it that ``rank`` gets. None: every ``ranks``-th.
+            deal: Given the dataset indices of a whole round, the places in it that ``rank`` gets. None: every
+                ``ranks``-th.
         """
         key, begin, end = (int(field[number]) for field in (rounds.keys, rounds.begins, rounds.ends))
         there, full = end - begin, int(self._sizes[key]) * ranks
@@ -189,7 +205,8 @@ def _plain(keys: Any) -> Iterable[Hashable]:
         table = np.asarray(keys)
         if table.ndim != 1 and (table.ndim != 2 or table.dtype.kind not in "iu"):
             raise ValueError(
-                f"keys have shape {table.shape} and dtype {table.dtype}, but there must be one for each index: shape (n,), or (n, k) integers."
+                f"keys have shape {table.shape} and dtype {table.dtype}, but there must be one for each index: shape "
+                f"(n,), or (n, k) integers."
             )
         return table.tolist() if table.ndim == 1 else map(tuple, table.tolist())
     return keys  # type: ignore[no-any-return]
@@ -202,7 +219,8 @@ def _coded(keys: Iterable[Hashable]) -> tuple[npt.NDArray[Any], list[Hashable]]:
         codes = np.array([names.setdefault(key, len(names)) for key in keys], np.int64)
     except TypeError as exc:
         raise TypeError(
-            f"keys must hold one hashable value for each sample, such as (512, 768), but {exc}. Use tuples, strings or numbers."
+            f"keys must hold one hashable value for each sample, such as (512, 768), but {exc}. Use tuples, strings or "
+            f"numbers."
         ) from None
     for name in names:
         if isinstance(name, torch.Tensor) or (isinstance(name, float) and name != name):

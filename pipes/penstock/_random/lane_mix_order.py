@@ -34,12 +34,16 @@ _BITS: Final = 56
 
 @final
 class InterleavedMixOrder(PlainOrder):
-    """Mix orders by weight, some of which never end. As in an `InterleavedOrder`, item k is item ``k div lanes`` of lane ``k mod lanes``.
+    """Mix orders by weight, some of which never end.
 
-    Each lane is a `MixOrder` with its own seed and exact shares: at the end of each block, the number of items from every source is
-    within 1 of its exact share. Item r of a source in lane v is item ``r * lanes + v`` of the source. So a stream is read only by the ranks that read its lanes anyway.
+    As in an `InterleavedOrder`, item k is item ``k div lanes`` of lane ``k mod lanes``.
 
-    The index of a sample is ``(at * sources + source) * lanes + lane``, where ``at`` is r for a stream, and the index in its dataset for any other source.
+    Each lane is a `MixOrder` with its own seed and exact shares: at the end of each block, the number of items from
+    every source is within 1 of its exact share. Item r of a source in lane v is item ``r * lanes + v`` of the source.
+    So a stream is read only by the ranks that read its lanes anyway.
+
+    The index of a sample is ``(at * sources + source) * lanes + lane``, where ``at`` is r for a stream, and the index
+    in its dataset for any other source.
 
     Args:
         orders: The order of each source, by name: at most 64.
@@ -49,7 +53,8 @@ class InterleavedMixOrder(PlainOrder):
         data: See `MixOrder`.
 
     Raises:
-        ValueError: The lanes of a source do not divide the largest number of lanes; there are too many sources; or see `MixOrder`.
+        ValueError: The lanes of a source do not divide the largest number of lanes; there are too many sources; or see
+            `MixOrder`.
     """
 
     __module__ = "penstock._random.lane_mix_order"
@@ -72,8 +77,9 @@ class InterleavedMixOrder(PlainOrder):
         for name, number in lanes.items():
             if self.lanes % number:
                 raise ValueError(
-                    f"the source {name!r} has {number} lanes, which do not divide {self.lanes}, the largest number of lanes in this mix. Give each source a number of "
-                    f"lanes= that divides {self.lanes}: {number} shards or more allow {max(d for d in range(1, number + 1) if self.lanes % d == 0)}."
+                    f"the source {name!r} has {number} lanes, which do not divide {self.lanes}, the largest number of "
+                    f"lanes in this mix. Give each source a number of lanes= that divides {self.lanes}: {number} "
+                    f"shards or more allow {max(d for d in range(1, number + 1) if self.lanes % d == 0)}."
                 )
         self._seed = checked_seed(seed)
         of_a_lane = weights if isinstance(weights, Mapping) else self._of_each_lane(weights)
@@ -107,7 +113,13 @@ class InterleavedMixOrder(PlainOrder):
                 order.take()
 
     def details(self) -> dict[str, Any]:
-        return {"sources": self.names, "stages": len(self.stages), "epoch_size": self._n, "lanes": self.lanes, "seed": self._seed}
+        return {
+            "sources": self.names,
+            "stages": len(self.stages),
+            "epoch_size": self._n,
+            "lanes": self.lanes,
+            "seed": self._seed,
+        }
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
@@ -125,7 +137,12 @@ class InterleavedMixOrder(PlainOrder):
         held = {name: held for name, held in self._held.items() if name in used}
         sources = checksum_of([pair for pair in self._sources if pair[0] in used])
         data = data_of(self._data, sorted(used))
-        return {"stages": stages, "orders": sources, **data, **({"held": shortened(held) if held else None} if self._held else {})}
+        return {
+            "stages": stages,
+            "orders": sources,
+            **data,
+            **({"held": shortened(held) if held else None} if self._held else {}),
+        }
 
     def choices(self) -> dict[str, Any]:
         """See `PlainOrder.choices`."""
@@ -147,7 +164,9 @@ class InterleavedMixOrder(PlainOrder):
         self._mixes = mixes
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
-        """The exact shares of the sources in the items from ``begin`` to ``end - 1``, if both are multiples of the number of lanes."""
+        """The exact shares of the sources in the items from ``begin`` to ``end - 1``, if both are multiples of the
+        number of lanes.
+        """
         of_a_lane = self._mix(0).expected(begin // self.lanes, -(-end // self.lanes))
         return {name: share * self.lanes for name, share in of_a_lane.items()}
 
@@ -171,7 +190,9 @@ class InterleavedMixOrder(PlainOrder):
 
 
 def _all_of(marks: list[Callable[[], tuple[int, ...]]]) -> tuple[int, ...]:
-    """One mark for each choice of one from each source, so that two ranks have one in common if they have one of every source."""
+    """One mark for each choice of one from each source, so that two ranks have one in common if they have one of every
+    source.
+    """
     choices = product(*(of_source() for of_source in marks))
     return tuple(zlib.crc32(repr(choice).encode()) for choice in islice(choices, _MOST_MARKS))
 

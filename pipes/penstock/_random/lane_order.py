@@ -1,4 +1,6 @@
-"""Lanes: how shards of unknown lengths are dealt, so that the position of every lane determines what each rank reads."""
+"""Lanes: how shards of unknown lengths are dealt, so that the position of every lane determines what each rank
+reads.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ PASSES: Final = 2**32
 class Deal:
     """The endless deal of shards to lanes: shard after shard, pass after pass, to each lane in turn.
 
-    Deal m is shard ``m mod shards`` in the order of pass ``m div shards``, and goes to lane ``m mod lanes``. So every shard comes once per pass, in one
-    lane, and the next shard of a lane is known without knowing the length of any shard.
+    Deal m is shard ``m mod shards`` in the order of pass ``m div shards``, and goes to lane ``m mod lanes``. So every
+    shard comes once per pass, in one lane, and the next shard of a lane is known without knowing the length of any
+    shard.
 
     Args:
         shards: Number of shards; at least 1.
-        lanes: From 1 to ``shards``; default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane.
-        shuffle: Draw a new order of the shards in every pass. False: the order given, where pass e begins with shard e. (If all passes began with shard 0, and the number of
-            lanes divided that of the shards, a lane would read the same shards forever, and those of the faster lanes would come more often than the others.)
+        lanes: From 1 to ``shards``; default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to
+            each lane.
+        shuffle: Draw a new order of the shards in every pass. False: the order given, where pass e begins with shard e.
+            (If all passes began with shard 0, and the number of lanes divided that of the shards, a lane would read the
+            same shards forever, and those of the faster lanes would come more often than the others.)
         seed: Seed of the shuffle; from 0 to 2**63 - 1.
 
     Raises:
@@ -45,7 +50,8 @@ class Deal:
         self.lanes = usual_lanes(shards) if lanes is None else whole_number("lanes", lanes, 1, MOST_LANES + 1)
         if self.lanes > shards:
             raise ValueError(
-                f"lanes={lanes} exceeds the number of shards, {shards}, but each lane reads whole shards. Use at most {shards}, or cut the data into more shards."
+                f"lanes={lanes} exceeds the number of shards, {shards}, but each lane reads whole shards. Use at most "
+                f"{shards}, or cut the data into more shards."
             )
         self.shuffle = shuffle
         self.seed = seed
@@ -68,13 +74,17 @@ class Deal:
     def opens(self, pass_: int) -> Opens:
         """The shards of a pass."""
         places = np.arange(self.shards)
-        return Opens(np.array(self._order_of(pass_)), (pass_ * self.shards + places) % self.lanes, pass_ + places / self.shards)
+        return Opens(
+            np.array(self._order_of(pass_)), (pass_ * self.shards + places) % self.lanes, pass_ + places / self.shards
+        )
 
     def _order_of(self, pass_: int) -> list[int]:
         order = self._passes.get(pass_)
         if order is None:
             places = np.arange(self.shards)
-            order = self._order.indices(pass_, places if self.shuffle else (places + pass_ % self.shards) % self.shards).tolist()
+            order = self._order.indices(
+                pass_, places if self.shuffle else (places + pass_ % self.shards) % self.shards
+            ).tolist()
             self._passes[pass_] = order
             while len(self._passes) > _PASSES:
                 try:
@@ -92,10 +102,12 @@ _PASSES = 4
 
 
 class InterleavedOrder(PlainOrder):
-    """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
+    """The order of data whose shards have unknown lengths: item k since the beginning of training is item
+    ``k div lanes`` of lane ``k mod lanes``.
 
-    Each lane yields every lanes-th item, so the stream position determines every lane's position, on any number of ranks. An epoch is a fixed number of items, and
-    begins with the item after the last one that any rank received in the previous epoch; see `ContinuingOrder`. Its indices are the items since the beginning.
+    Each lane yields every lanes-th item, so the stream position determines every lane's position, on any number of
+    ranks. An epoch is a fixed number of items, and begins with the item after the last one that any rank received in
+    the previous epoch; see `ContinuingOrder`. Its indices are the items since the beginning.
 
     Args:
         lanes: See `Stream`.

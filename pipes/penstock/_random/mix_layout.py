@@ -1,4 +1,7 @@
-"""Where the items of a mix go within their block: spread evenly, with jitter, and without resonance. Pure, and vectorised over blocks."""
+"""Where the items of a mix go within their block: spread evenly, with jitter, and without resonance.
+
+Pure, and vectorised over blocks.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,21 @@ class Blocks(NamedTuple):
 
 
 def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s, used: Sequence[bool]) -> Blocks:
-    """Lay out these blocks of ``stage``, using six random words. ``used``: whether each source has a share in this stage or an earlier one."""
+    """Lay out these blocks of ``stage``, using six random words.
+
+    ``used``: whether each source has a share in this stage or an earlier one.
+    """
     size, count, n = stage.block, len(stage.shares), len(blocks)
-    known = np.maximum(np.cumsum(used) - 1, 0).astype(np.uint64)  # numbers that do not depend on sources of later stages
-    quotas = np.array([[end - begin for begin, end in zip(stage.before(k), stage.before(k + 1), strict=True)] for k in blocks])
+    # numbers that do not depend on sources of later stages
+    known = np.maximum(np.cumsum(used) - 1, 0).astype(np.uint64)
+    quotas = np.array(
+        [[end - begin for begin, end in zip(stage.before(k), stage.before(k + 1), strict=True)] for k in blocks]
+    )
 
     def spread(of_sources: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A per-block, per-source value, repeated for each item: at this point the items of a block are ordered by source."""
+        """A per-block, per-source value, repeated for each item: at this point the items of a block are ordered by
+        source.
+        """
         return np.repeat(of_sources.ravel(), quotas.ravel()).reshape(n, size)
 
     slots = np.arange(size)
@@ -49,7 +60,8 @@ def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s, used: Sequence[
     times += items
     times *= spread(1 / np.maximum(quotas, 1))
     times += spread(_uniform(splitmix64_stream(of_sources, keys[2], keys[3])))
-    # Sort by the fraction of the time (the shift drops whole ones), then by slot: no two keys are equal, so all sorting algorithms agree.
+    # Sort by the fraction of the time (the shift drops whole ones), then by slot: no two keys are equal, so all sorting
+    # algorithms agree.
     keyed = ((times * 2.0**44).astype(np.uint64) << np.uint64(20)) | slots.astype(np.uint64)
     keyed.sort(axis=1)
     sources = spread(np.tile(np.arange(count, dtype=np.uint16), n))
@@ -64,8 +76,8 @@ def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s, used: Sequence[
 def _unaligned(placed: npt.NDArray[np.uint16], words: UInt64s) -> npt.NDArray[np.uint16]:
     """Permute each `_RUN` neighbours by ``words``.
 
-    The phases of two sources keep their distance throughout a block, so two equal sources would nearly alternate, and a rank's share would be off by
-    18 standard deviations.
+    The phases of two sources keep their distance throughout a block, so two equal sources would nearly alternate, and a
+    rank's share would be off by 18 standard deviations.
     """
     shape = (len(placed), -1, _RUN)
     keyed = ((words & ~np.uint64(_RUN - 1)).reshape(shape)) | np.arange(_RUN, dtype=np.uint64)

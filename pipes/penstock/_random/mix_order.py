@@ -31,31 +31,36 @@ _AT_ONCE = 2**16
 class MixOrder(PlainOrder):
     """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
 
-    Each source is endless too: one pass over its order after another. A new epoch continues every source where the previous epoch left it.
+    Each source is endless too: one pass over its order after another. A new epoch continues every source where the
+    previous epoch left it.
 
-    *Shares.* Items come in blocks of 1024 (more if a weight is below 1/1024, up to 2**20). Each block holds as many items of each source as keep the total
-    within 1 of the exact share; see `Stage`. *Within a block* the items of a source are spread evenly, with jitter: item i of q gets the time
-    ``(i + u) / q + phi`` modulo 1, with u and phi uniform, and the block is sorted by time. Then each 64 neighbours are permuted, because otherwise two
-    equal sources would nearly alternate, and one of two ranks would get mostly the first. So a source's count is never off by more than about a dozen
-    items, and a rank's share is as random as with independent draws.
+    *Shares.* Items come in blocks of 1024 (more if a weight is below 1/1024, up to 2**20). Each block holds as many
+    items of each source as keep the total within 1 of the exact share; see `Stage`. *Within a block* the items of a
+    source are spread evenly, with jitter: item i of q gets the time ``(i + u) / q + phi`` modulo 1, with u and phi
+    uniform, and the block is sorted by time. Then each 64 neighbours are permuted, because otherwise two equal sources
+    would nearly alternate, and one of two ranks would get mostly the first. So a source's count is never off by more
+    than about a dozen items, and a rank's share is as random as with independent draws.
 
     Args:
         orders: The order of each source, by name.
-        weights: The weight of each source, with any sum: ``{"web": 7, "code": 3}``. Or stages, each with the item at which it starts, counted from the
-            start of training: ``[(0, {…}), (80_000_000, {…})]``. A weight of 0, or none, excludes the source from that stage.
-        epoch_size: Items in an epoch. ``"first"`` ends the first epoch before any source would repeat an item, ``"all"`` before the last one would.
-            Default: the sum of the lengths of the orders in the first stage.
+        weights: The weight of each source, with any sum: ``{"web": 7, "code": 3}``. Or stages, each with the item at
+            which it starts, counted from the start of training: ``[(0, {…}), (80_000_000, {…})]``. A weight of 0, or
+            none, excludes the source from that stage.
+        epoch_size: Items in an epoch. ``"first"`` ends the first epoch before any source would repeat an item,
+            ``"all"`` before the last one would. Default: the sum of the lengths of the orders in the first stage.
         seed: From 0 to 2**63 - 1.
-        run: How many consecutive items come from the same source. It must divide ``epoch_size`` and the starts of the stages.
-        sizes: The length of each source's dataset, if it differs from the length of its order. The index of sample i of a source is i plus the lengths of the
-            datasets before it, sorted by name.
+        run: How many consecutive items come from the same source. It must divide ``epoch_size`` and the starts of the
+            stages.
+        sizes: The length of each source's dataset, if it differs from the length of its order. The index of sample i of
+            a source is i plus the lengths of the datasets before it, sorted by name.
         data: More that identifies each source's data: checksums by name, as `DatasetFacts.names` has them.
 
     Attributes:
         added: The stages that `restage` has added, each with its start.
 
     Raises:
-        ValueError: Weights are invalid or match no source; a source is empty; or ``run`` does not divide ``epoch_size``.
+        ValueError: Weights are invalid or match no source; a source is empty; or ``run`` does not divide
+            ``epoch_size``.
     """
 
     __module__ = "penstock._random.mix_order"
@@ -96,7 +101,9 @@ class MixOrder(PlainOrder):
         self._said_at: dict[int, dict[str, Any]] = {}
         self.restage([])
         self._n = self._epoch_size(epoch_size)
-        self._sources = [[name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)]
+        self._sources = [
+            [name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)
+        ]
         self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run}
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
@@ -119,7 +126,13 @@ class MixOrder(PlainOrder):
         return out
 
     def details(self) -> dict[str, Any]:
-        return {"sources": self.names, "stages": len(self.stages), "epoch_size": self._n, "run": self.run, "seed": self._seed}
+        return {
+            "sources": self.names,
+            "stages": len(self.stages),
+            "epoch_size": self._n,
+            "run": self.run,
+            "seed": self._seed,
+        }
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
@@ -145,7 +158,9 @@ class MixOrder(PlainOrder):
     def restage(self, added: list[tuple[int, Weights]]) -> None:
         """Replace the stages that were added to those of the plan. One that starts where another does replaces it."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(added, self.added, strict=False)))
-        stages = self._added[:same] + [stage_at(start, weights, self.names, self.run) for start, weights in added[same:]]
+        stages = self._added[:same] + [
+            stage_at(start, weights, self.names, self.run) for start, weights in added[same:]
+        ]
         merged = sorted({stage.start: stage for stage in (*self._planned, *stages)}.values(), key=_start_of)
         kept = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(merged, self.stages, strict=False)))
         was = vars(self).copy()
@@ -157,7 +172,9 @@ class MixOrder(PlainOrder):
                 before = self._used[-1] if number else [False] * len(self.names)
                 self._used.append([share > 0 or before[source] for source, share in enumerate(merged[number].shares)])
                 self._keys.append(philox_words(self._seed, number, MIXED, 6))
-                self._counts.append(self._runs_before(number - 1, merged[number].start) if number else [0] * len(self.names))
+                self._counts.append(
+                    self._runs_before(number - 1, merged[number].start) if number else [0] * len(self.names)
+                )
         except BaseException:  # Ctrl-C
             vars(self).update(was)
             raise
@@ -167,7 +184,10 @@ class MixOrder(PlainOrder):
         starts = [*(stage.start * self.run for stage in self.stages), end]
         items = [max(0, min(end, until) - max(begin, start)) for start, until in pairwise(starts)]
         taken = [*zip(items, self.stages, strict=True)]
-        return {name: sum((n * stage.shares[source] for n, stage in taken), Fraction(0)) for source, name in enumerate(self.names)}
+        return {
+            name: sum((n * stage.shares[source] for n, stage in taken), Fraction(0))
+            for source, name in enumerate(self.names)
+        }
 
     def _indices(self, number: int, start: int, runs: Int64s, within: Int64s | int) -> Int64s:
         """Dataset indices of ``runs``, counted from run ``start`` of a stage; ``within``: places in their runs."""
@@ -181,13 +201,18 @@ class MixOrder(PlainOrder):
         counts = stage.before(block)
         most = max(1, _AT_ONCE // stage.block)
         for some in (rows[begin : begin + most] for begin in range(0, len(rows), most)):
-            # All of them in one call, even if they are far apart, like those of one rank of many: each call costs as much as two blocks.
+            # All of them in one call, even if they are far apart, like those of one rank of many: each call costs as
+            # much as two blocks.
             those = [block + row for row in some.tolist()]
             blocks = self._laid_out(number, those)
-            chosen: Any = slice(None) if len(some) == len(rows) else np.flatnonzero((row_of >= some[0]) & (row_of <= some[-1]))
+            chosen: Any = (
+                slice(None) if len(some) == len(rows) else np.flatnonzero((row_of >= some[0]) & (row_of <= some[-1]))
+            )
             row, place_in = np.searchsorted(some, row_of[chosen]), at[chosen] % stage.block
             source = sources[chosen] = blocks.sources[row, place_in]
-            since = np.array([[then - now for then, now in zip(stage.before(one), counts, strict=True)] for one in those])
+            since = np.array(
+                [[then - now for then, now in zip(stage.before(one), counts, strict=True)] for one in those]
+            )
             numbers[chosen] = blocks.numbers[row, place_in] + since[row, source]
         numbers *= self.run
         numbers += within
@@ -195,7 +220,9 @@ class MixOrder(PlainOrder):
         for source, chosen in by_group(sources):
             base = self.run * (self._counts[number][source] + counts[source])
             first, place = divmod(base, self.lengths[source])
-            out[chosen] = self._offsets[source] + over_passes(self._orders[source], self.lengths[source], first, numbers[chosen] + place)
+            out[chosen] = self._offsets[source] + over_passes(
+                self._orders[source], self.lengths[source], first, numbers[chosen] + place
+            )
         return out
 
     def _laid_out(self, number: int, those: Sequence[int]) -> Blocks:
@@ -226,17 +253,24 @@ class MixOrder(PlainOrder):
             places = [self._place_of(source, length // self.run) for source, length in enumerate(self.lengths)]
             if up and None in places:
                 raise ValueError(
-                    f"stop='all': the source {self.names[places.index(None)]!r} has no weight in the last stage and does not finish before it. Use epoch_size."
+                    f"stop='all': the source {self.names[places.index(None)]!r} has no weight in the last stage and "
+                    f"does not finish before it. Use epoch_size."
                 )
             # The first run with a repeated item is excluded; for "all" it is kept if some of its items are new.
-            found = [place + (up and self.lengths[source] % self.run > 0) for source, place in enumerate(places) if place is not None]
+            found = [
+                place + (up and self.lengths[source] % self.run > 0)
+                for source, place in enumerate(places)
+                if place is not None
+            ]
             n = (max(found) if up else min(found)) * self.run
             if not n:
                 raise ValueError(f"stop='first': run={self.run} is longer than a source. Use epoch_size.")
             return n
         n = whole_number("epoch_size", asked, 1, LONGEST + 1, "Or pass stop='first' or stop='all' to Mix.")
         if n % self.run:
-            raise ValueError(f"epoch_size={n} is not a multiple of run={self.run}. Make it {n // self.run * self.run or self.run}.")
+            raise ValueError(
+                f"epoch_size={n} is not a multiple of run={self.run}. Make it {n // self.run * self.run or self.run}."
+            )
         return n
 
     def _place_of(self, source: int, count: int) -> int | None:
@@ -259,7 +293,9 @@ class MixOrder(PlainOrder):
         if begun not in self._said_at:
             used = self.used(begun)
             self._said_at[begun] = {
-                "stages": checksum_of([[stage.start, [str(stage.shares[source]) for source in used]] for stage in self.stages[:begun]]),
+                "stages": checksum_of(
+                    [[stage.start, [str(stage.shares[source]) for source in used]] for stage in self.stages[:begun]]
+                ),
                 "sources": checksum_of([self._sources[source] for source in used]),
                 "dataset_length": sum(self._sized[source] for source in used),
                 **data_of(self._data, [self.names[source] for source in used]),
@@ -268,7 +304,9 @@ class MixOrder(PlainOrder):
 
 
 def over_passes(order: Order, length: int, first: int, at: Int64s) -> Int64s:
-    """The items ``at`` of an endless sequence, one pass over ``order`` after another, counted from the beginning of its pass ``first``."""
+    """The items ``at`` of an endless sequence, one pass over ``order`` after another, counted from the beginning of its
+    pass ``first``.
+    """
     passes = at // length
     several = passes.min() < passes.max()
     out = np.empty(len(at), np.int64)
@@ -293,5 +331,8 @@ def checksum_of(said: Any) -> str:
 
 
 def source_seed(seed: int, name: str) -> int:
-    """The seed of one source of a mix. With one seed for all, sources of equal length would be shuffled in the same way."""
+    """The seed of one source of a mix.
+
+    With one seed for all, sources of equal length would be shuffled in the same way.
+    """
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1

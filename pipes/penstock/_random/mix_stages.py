@@ -1,4 +1,7 @@
-"""The exact arithmetic of a weighted mix: how many items of each source come before a given block. Uses integers, at any size."""
+"""The exact arithmetic of a weighted mix: how many items of each source come before a given block.
+
+Uses integers, at any size.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,9 @@ MOST: Final = 2**20
 class Stage:
     """One set of weights, in force from ``start`` on.
 
-    A block has M items. Before block b there are ``C_s(b) = floor(b M W_s) - floor(b M W_(s-1))`` items of source s, where W are the cumulative
-    shares. These add up to b M, and each stays within 1 of its exact share, however long the mix runs.
+    A block has M items. Before block b there are ``C_s(b) = floor(b M W_s) - floor(b M W_(s-1))`` items of source s,
+    where W are the cumulative shares. These add up to b M, and each stays within 1 of its exact share, however long the
+    mix runs.
 
     Args:
         start: The first run of the stage, counted from the start of the mix.
@@ -56,8 +60,8 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
     """Check the user's weights: one set, or several, each with the item at which it starts.
 
     Raises:
-        ValueError: A name is not a source; a weight is negative, not a number or too small; all weights are 0; no stage names a source; or the
-            starts do not ascend from 0 or are not multiples of ``run``.
+        ValueError: A name is not a source; a weight is negative, not a number or too small; all weights are 0; no stage
+            names a source; or the starts do not ascend from 0 or are not multiples of ``run``.
     """
     given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(given, Sequence) or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in given):
@@ -65,13 +69,15 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
     starts = [_start(start, run) for start, _ in given]
     if starts[:1] != [0] or any(following <= start for start, following in pairwise(starts)):
         raise ValueError(
-            f"the stages start at the items {starts}. The first stage must start at 0, and each later one after the one before it."
+            f"the stages start at the items {starts}. The first stage must start at 0, and each later one after the "
+            f"one before it."
         )
     stages = [Stage(start // run, _shares(of, names, start)) for start, (_, of) in zip(starts, given, strict=True)]
     for name in names:
         if not any(name in of for _, of in given):
             raise ValueError(
-                f"the source {name!r} has no weight{' in any stage' * (len(stages) > 1)}. Give it one, which may be 0 until `reweight`, or remove the source."
+                f"the source {name!r} has no weight{' in any stage' * (len(stages) > 1)}. Give it one, which may be 0 "
+                f"until `reweight`, or remove the source."
             )
     return stages
 
@@ -85,7 +91,10 @@ def as_json(weights: Weights) -> Weights:
     """``weights`` as JSON that means exactly the same."""
     if not isinstance(weights, Mapping):
         return weights
-    return {name: weight if type(weight) in (int, float) else str(_exact(weight, name, "")) for name, weight in weights.items()}
+    return {
+        name: weight if type(weight) in (int, float) else str(_exact(weight, name, ""))
+        for name, weight in weights.items()
+    }
 
 
 def added_stages(changes: dict[str, Any]) -> list[tuple[int, Weights]]:
@@ -105,7 +114,9 @@ def added_stages(changes: dict[str, Any]) -> list[tuple[int, Weights]]:
 def _start(start: Any, run: int) -> int:
     number = whole_number("start", start, 0, remedy="A stage starts at an item, counted from the start of training.")
     if number % run:
-        raise ValueError(f"a stage starts at item {number}, which is not a multiple of run={run}. Make it {number // run * run}.")
+        raise ValueError(
+            f"a stage starts at item {number}, which is not a multiple of run={run}. Make it {number // run * run}."
+        )
     return number
 
 
@@ -114,20 +125,25 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
     where = f" of the stage at {start}" if start else ""
     if not isinstance(weights, Mapping):
         raise ValueError(
-            f"the weights{where} are a {type(weights).__name__}. Pass a dict with a weight for each source, such as {{{names[0]!r}: 1.0}}."
+            f"the weights{where} are a {type(weights).__name__}. Pass a dict with a weight for each source, such as "
+            f"{{{names[0]!r}: 1.0}}."
         )
     if unknown := sorted(map(repr, weights.keys() - set(names))):
-        raise ValueError(f"there are weights{where} for {', '.join(unknown)}, but the sources are {', '.join(map(repr, names))}.")
+        raise ValueError(
+            f"there are weights{where} for {', '.join(unknown)}, but the sources are {', '.join(map(repr, names))}."
+        )
     exact = {name: _exact(weight, name, where) for name, weight in weights.items()}
     total = sum(exact.values(), Fraction(0))
     if not total:
-        raise ValueError(f"all weights{where} are 0, so nothing can be drawn. Give at least one source a weight above 0.")
+        raise ValueError(
+            f"all weights{where} are 0, so nothing can be drawn. Give at least one source a weight above 0."
+        )
     shares = [exact.get(name, Fraction(0)) / total for name in names]
     for name, share in zip(names, shares, strict=True):
         if 0 < share < Fraction(1, MOST):
             raise ValueError(
-                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in {float(1 / share):.3g}. The smallest share is 1 in {MOST}. Remove the "
-                f"source, or join it with a similar one."
+                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in {float(1 / share):.3g}. The "
+                f"smallest share is 1 in {MOST}. Remove the source, or join it with a similar one."
             )
     return shares
 
@@ -138,5 +154,7 @@ def _exact(weight: Any, name: str, where: str) -> Fraction:
     except (ArithmeticError, ValueError, RuntimeError):
         exact = Fraction(-1)
     if exact < 0:
-        raise ValueError(f"the weight of {name!r}{where} is {weight!r}. A weight must be a finite number that is not negative.")
+        raise ValueError(
+            f"the weight of {name!r}{where} is {weight!r}. A weight must be a finite number that is not negative."
+        )
     return exact

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 class Order(Protocol):
     """Which sample comes at which position of an epoch.
 
-    Any class with these three methods is an order. Its indices must depend only on its settings, the epoch and the position: not on
-    earlier calls, and not on a generator that other code draws from. It need not be a permutation: an index may occur several times in an epoch, or
-    never. `penstock.testing.assert_order_is_pure` checks an order.
+    Any class with these three methods is an order. Its indices must depend only on its settings, the epoch and the
+    position: not on earlier calls, and not on a generator that other code draws from. It need not be a permutation: an
+    index may occur several times in an epoch, or never. `penstock.testing.assert_order_is_pure` checks an order.
     """
 
     def __len__(self) -> int:
@@ -43,16 +43,24 @@ Order.__module__ = "penstock.orders"  # in the class it would be a member of the
 
 @runtime_checkable
 class ScheduledOrder(Order, Protocol):
-    """An order with a plan whose later part may change during training. Only the part before a state's position must match."""
+    """An order with a plan whose later part may change during training.
+
+    Only the part before a state's position must match.
+    """
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """The entries of `Order.settings` that describe the plan, limited to the part before ``position`` of ``epoch``. None: the state has no such entry."""
+        """The entries of `Order.settings` that describe the plan, limited to the part before ``position`` of ``epoch``.
+
+        None: the state has no such entry.
+        """
         ...
 
 
 @runtime_checkable
 class ContinuingOrder(Order, Protocol):
-    """An endless order, of which each epoch is the next piece. An epoch begins where the previous one stopped, even if that was left early.
+    """An endless order, of which each epoch is the next piece.
+
+    An epoch begins where the previous one stopped, even if that was left early.
 
     `Order.indices` receives positions since the beginning of training, and ignores the epoch.
     """

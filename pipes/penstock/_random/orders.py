@@ -1,8 +1,8 @@
 """The orders: in which sequence an epoch visits the dataset. Pure rules: no thread, no torch.distributed.
 
-An order is a pure, random-access sequence per epoch: ``indices(epoch, positions)`` computes the indices at any positions
-without computing those before them. So a checkpoint is a position, and resuming is a jump. The indices for given
-(seed, epoch, position) are frozen: golden values in the tests check them to the last bit, on every platform.
+An order is a pure, random-access sequence per epoch: ``indices(epoch, positions)`` computes the indices at any
+positions without computing those before them. So a checkpoint is a position, and resuming is a jump. The indices for
+given (seed, epoch, position) are frozen: golden values in the tests check them to the last bit, on every platform.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import torch
 
 from penstock._arguments import Shown, checksum, whole_number
 from penstock._errors import GraphError, StateMismatch
-from penstock._random.permutation import SHORT, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
+from penstock._random.permutation import (
+    SHORT,
+    WEIGHTED,
+    FeistelPermutation,
+    Int64s,
+    SortedPermutation,
+    philox_words,
+    splitmix64_stream,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +39,8 @@ class PlainOrder(Shown):
 
     Attributes:
         grain: Of a mix: its stages start at a multiple of this. 0: it is none.
-        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None if there is nothing of the kind.
+        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None
+            if there is nothing of the kind.
         why_ranks_differ: What to say and to do if they are not the same; None: see `dealt_twice`.
     """
 
@@ -74,7 +83,10 @@ class PlainOrder(Shown):
             raise ValueError(f"a {type(self).__name__} has none{' without grow=True' if 'grow' in changes else ''}.")
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The changes of a run whose state, with these ``settings``, was saved when its loader could not have any. They may be damaged."""
+        """The changes of a run whose state, with these ``settings``, was saved when its loader could not have any.
+
+        They may be damaged.
+        """
         return {}
 
     def resume_at(self, sample: int) -> None:
@@ -116,16 +128,17 @@ class SequentialOrder(PlainOrder):
 class ShuffledOrder(PlainOrder):
     """A permutation of 0 … n-1 in every epoch, computed index by index in O(1) time and memory.
 
-    A generalised Feistel network over the pairs ``(left, right)`` of ``[0, a) x [0, b)``, with ``a = ceil(sqrt(n))`` and
-    ``b = ceil(n / a)``: a number x is the pair ``(x mod a, x div a)``, and rounds alternately add a keyed hash of one half to
-    the other, modulo a or b. Every round can be undone, so the network is a bijection whatever the hash. Results from n to
-    a*b - 1 (fewer than one in sqrt(n)) are enciphered again until they fall below n: cycle walking. Both are from Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. Round keys are drawn from Philox4x64-10 (Salmon et al.,
-    "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch).
+    A generalised Feistel network over the pairs ``(left, right)`` of ``[0, a) x [0, b)``, with ``a = ceil(sqrt(n))``
+    and ``b = ceil(n / a)``: a number x is the pair ``(x mod a, x div a)``, and rounds alternately add a keyed hash of
+    one half to the other, modulo a or b. Every round can be undone, so the network is a bijection whatever the hash.
+    Results from n to a*b - 1 (fewer than one in sqrt(n)) are enciphered again until they fall below n: cycle walking.
+    Both are from Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. Round keys are drawn from
+    Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch).
 
-    A small number of rounds is enough only for few queries in a large domain (Luby and Rackoff 1988), but here all of it is visible: at n = 101
-    four rounds fail a test of pairs by 400 standard deviations, six by 2, and eight pass. So the number of rounds grows as n shrinks,
-    and up to n = 4096 there is no network but the permutation that sorts n random words: all n! permutations are equally likely.
+    A small number of rounds is enough only for few queries in a large domain (Luby and Rackoff 1988), but here all of
+    it is visible: at n = 101 four rounds fail a test of pairs by 400 standard deviations, six by 2, and eight pass. So
+    the number of rounds grows as n shrinks, and up to n = 4096 there is no network but the permutation that sorts n
+    random words: all n! permutations are equally likely.
 
     Args:
         n: Length of the dataset, from 0 to 2**56.
@@ -138,7 +151,8 @@ class ShuffledOrder(PlainOrder):
         self._n = checked_length(n)
         self._seed = checked_seed(seed)
         self._said = {"order": "shuffled", "length": self._n, "seed": self._seed}
-        self._keyed: tuple[SortedPermutation | FeistelPermutation, ...] = (self._under(0),)  # of this epoch and the one that is read ahead
+        # of this epoch and the one that is read ahead
+        self._keyed: tuple[SortedPermutation | FeistelPermutation, ...] = (self._under(0),)
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -151,16 +165,20 @@ class ShuffledOrder(PlainOrder):
         return keyed(positions)
 
     def _under(self, epoch: int) -> SortedPermutation | FeistelPermutation:
-        return SortedPermutation(epoch, self._seed, self._n) if self._n <= SHORT else FeistelPermutation(epoch, self._seed, self._n)
+        return (
+            SortedPermutation(epoch, self._seed, self._n)
+            if self._n <= SHORT
+            else FeistelPermutation(epoch, self._seed, self._n)
+        )
 
 
 @final
 class TorchOrder(PlainOrder):
     """Bit for bit the shuffle of ``torch.utils.data.DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``.
 
-    For runs that must reproduce an older run. It uses ``torch.randperm``, so it takes O(n) time and memory per epoch: 40 s
-    at n = 10^9. To compute an epoch ahead of time, call `plan` anywhere and then `keep`; otherwise it is computed on demand.
-    One permutation is kept, at 4 bytes per index (8 from n = 2**31 on).
+    For runs that must reproduce an older run. It uses ``torch.randperm``, so it takes O(n) time and memory per epoch:
+    40 s at n = 10^9. To compute an epoch ahead of time, call `plan` anywhere and then `keep`; otherwise it is computed
+    on demand. One permutation is kept, at 4 bytes per index (8 from n = 2**31 on).
 
     Args:
         n: Length of the dataset.
@@ -176,8 +194,9 @@ class TorchOrder(PlainOrder):
         self._kept: tuple[int, Permutation] | None = None
         if n > 10**7:
             warnings.warn(
-                f"TorchOrder({n}) shuffles the whole dataset at once, as DistributedSampler does: an epoch costs about {n / 25e6:.1f} s and "
-                f"{12 * n / 2**20:.0f} MiB on every rank. Unless you must reproduce an older run, use ShuffledOrder, which costs neither.",
+                f"TorchOrder({n}) shuffles the whole dataset at once, as DistributedSampler does: an epoch costs about "
+                f"{n / 25e6:.1f} s and {12 * n / 2**20:.0f} MiB on every rank. Unless you must reproduce an older run, "
+                f"use ShuffledOrder, which costs neither.",
                 stacklevel=2,
             )
 
@@ -207,12 +226,15 @@ class TorchOrder(PlainOrder):
 
 @final
 class WeightedOrder(PlainOrder):
-    """Draws with replacement: every position independently holds index i with probability ``weights[i] / sum(weights)``.
+    """Draws with replacement: every position independently holds index i with probability
+    ``weights[i] / sum(weights)``.
 
-    Position p of an epoch is the p-th word of a SplitMix64 stream, which has random access because its state is a counter. Two keys from Philox under
-    (seed, epoch) select the stream. The word is inverted through the cumulative weights: O(log(len(weights))).
+    Position p of an epoch is the p-th word of a SplitMix64 stream, which has random access because its state is a
+    counter. Two keys from Philox under (seed, epoch) select the stream. The word is inverted through the cumulative
+    weights: O(log(len(weights))).
 
-    The weights may follow the model: `update` them between two epochs, on every rank alike. Their checksum is in the state, and is compared between ranks when an epoch begins.
+    The weights may follow the model: `update` them between two epochs, on every rank alike. Their checksum is in the
+    state, and is compared between ranks when an epoch begins.
 
     Args:
         weights: One per item of the dataset, shape ``(n,)``: finite, not negative, not all zero. Kept at 8 bytes each.
@@ -242,7 +264,8 @@ class WeightedOrder(PlainOrder):
     def update(self, weights: npt.ArrayLike) -> None:
         """Draw by other weights from the next epoch on that begins. What was loaded ahead of it is loaded again.
 
-        After a load in the middle of an epoch, that epoch is finished first, with its own weights: build the order with them.
+        After a load in the middle of an epoch, that epoch is finished first, with its own weights: build the order with
+        them.
 
         Args:
             weights: As many as before.
@@ -253,7 +276,8 @@ class WeightedOrder(PlainOrder):
         found = _Weights.of(0, weights)
         if len(found.bounds) != self.weights:
             raise ValueError(
-                f"there are {len(found.bounds)} weights, but the order was built with {self.weights}. Pass one weight for each sample."
+                f"there are {len(found.bounds)} weights, but the order was built with {self.weights}. Pass one weight "
+                f"for each sample."
             )
         self._expected = None
         if self._begun:
@@ -277,8 +301,9 @@ class WeightedOrder(PlainOrder):
         if wanted not in (None, self._used[0].digest):
             self._expected = wanted
             raise StateMismatch(
-                f"the run that saved this state draws epoch {epoch} by the weights with the checksum {wanted}, but those of this order have {self._used[0].digest}. Build the order "
-                f"with those weights, or call its update."
+                f"the run that saved this state draws epoch {epoch} by the weights with the checksum {wanted}, but "
+                f"those of this order have {self._used[0].digest}. Build the order with those weights, or call its "
+                f"update."
             )
 
     def changes(self) -> dict[str, Any]:
@@ -294,7 +319,9 @@ class WeightedOrder(PlainOrder):
         whole_number("since", since, 0)
         latest = self._next or self._used[0]
         known = [one for one in self._used if one.since == since and digest in (None, one.digest)]
-        self._used = (*known, *(one for one in self._used if one.since < since)) if known else (latest._replace(since=since),)
+        self._used = (
+            (*known, *(one for one in self._used if one.since < since)) if known else (latest._replace(since=since),)
+        )
         self._next, self._expected, self._changed = None, expected, digest is not None
         self._begun = self._begun or self._changed
 
@@ -328,11 +355,14 @@ class WeightedOrder(PlainOrder):
         """See `Order.indices`."""
         check_positions(positions, self._n)
         if (weights := self._of(epoch)) is None:
-            raise GraphError(f"epoch {epoch} was drawn by other weights, which update() has replaced, so nobody knows its samples.")
+            raise GraphError(
+                f"epoch {epoch} was drawn by other weights, which update() has replaced, so nobody knows its samples."
+            )
         bounds = weights.bounds
         words = splitmix64_stream(positions.astype(np.uint64), *philox_words(self._seed, epoch, WEIGHTED, 2))
         uniform = (words >> np.uint64(11)) * 2.0**-53  # [0, 1): the upper 53 bits, which a double holds exactly
-        # The largest uniform number times the total still rounds to less than the total, so there is always a bound above it.
+        # The largest uniform number times the total still rounds to less than the total, so there is always a bound
+        # above it.
         drawn: Int64s = np.searchsorted(bounds, uniform * bounds[-1], side="right").astype(np.int64, copy=False)
         return drawn
 
@@ -364,15 +394,19 @@ def checked_seed(seed: int, least: int = 0) -> int:
 def _weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
     checked = np.asarray(weights, dtype=np.float64)
     if checked.ndim != 1 or not checked.size:
-        raise ValueError(f"weights have shape {checked.shape}, but there must be one per item of the dataset: shape (n,), n > 0.")
+        raise ValueError(
+            f"weights have shape {checked.shape}, but there must be one per item of the dataset: shape (n,), n > 0."
+        )
     wrong = np.flatnonzero(~(np.isfinite(checked) & (checked >= 0)))
     if wrong.size:
         raise ValueError(
-            f"weights[{wrong[0]}] is {checked[wrong[0]]}, but a weight must be finite and not negative ({wrong.size} are not). "
-            f"Use 0 to exclude an item."
+            f"weights[{wrong[0]}] is {checked[wrong[0]]}, but a weight must be finite and not negative ({wrong.size} "
+            f"are not). Use 0 to exclude an item."
         )
     if not checked.any():
-        raise ValueError(f"all {checked.size} weights are 0, so nothing can be drawn. Give at least one item a weight above 0.")
+        raise ValueError(
+            f"all {checked.size} weights are 0, so nothing can be drawn. Give at least one item a weight above 0."
+        )
     return checked
 
 

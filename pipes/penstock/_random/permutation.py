@@ -21,7 +21,10 @@ SHORT: Final = 2**12
 
 
 class SortedPermutation:
-    """The permutation that sorts n random words. Two words are equal once in 2**41 epochs, and then keep their order."""
+    """The permutation that sorts n random words.
+
+    Two words are equal once in 2**41 epochs, and then keep their order.
+    """
 
     def __init__(self, epoch: int, seed: int, n: int) -> None:
         self.epoch = epoch
@@ -33,8 +36,8 @@ class SortedPermutation:
 
 def stable_argsort(words: UInt64s) -> Int64s:
     """The same as ``np.argsort(words, kind="stable")``, in a fifth of the time, for up to 2**12 words."""
-    # Sorting values is much faster than sorting indices, so each word carries its index in its lowest bits. That is the same order unless two words differ in those bits only, which
-    # happens once in 2**29 epochs.
+    # Sorting values is much faster than sorting indices, so each word carries its index in its lowest bits. That is the
+    # same order unless two words differ in those bits only, which happens once in 2**29 epochs.
     n = len(words)
     low = np.uint64((1 << (n - 1).bit_length()) - 1)
     ranked = words & ~low
@@ -57,7 +60,8 @@ class FeistelPermutation:
         self._n = np.uint64(n)
         self._a = _constant(a)
         keys = philox_words(seed, epoch, SHUFFLED, rounds(n))
-        # A hash h of 64 bits becomes a number below m by (h >> bits) * m >> (64 - bits), which does not overflow for m < 2**bits.
+        # A hash h of 64 bits becomes a number below m by (h >> bits) * m >> (64 - bits), which does not overflow for
+        # m < 2**bits.
         halves = [(_constant(m), _constant(m.bit_length()), _constant(64 - m.bit_length())) for m in (a, b)]
         self._rounds = [(_constant(int(key)), *halves[k % 2]) for k, key in enumerate(keys)]
 
@@ -81,7 +85,8 @@ class FeistelPermutation:
             np.multiply(h, modulus, out=h)
             np.right_shift(h, up, out=h)
             np.add(left, h, out=left)
-            # If left is already below the modulus, left - modulus wraps around to a huge number, so the smaller one is the remainder.
+            # If left is already below the modulus, left - modulus wraps around to a huge number, so the smaller one is
+            # the remainder.
             np.subtract(left, modulus, out=h)
             np.minimum(left, h, out=left)
             left, right = right, left
@@ -91,7 +96,9 @@ class FeistelPermutation:
 
 
 def rounds(n: int) -> int:
-    """The number of rounds of the network at length ``n``: even, so that each half is hashed equally often and ends on its own side."""
+    """The number of rounds of the network at length ``n``: even, so that each half is hashed equally often and ends on
+    its own side.
+    """
     return 8 if n < 2**24 else 6
 
 
@@ -107,11 +114,15 @@ SHUFFLED, WEIGHTED, SAMPLES, MIXED, SLID, LANES, GROUPED = range(1, 8)  # the pu
 
 
 def philox(seed: int, epoch: int, purpose: int, position: int = 0) -> np.random.Philox:
-    """Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch).
+    """Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed,
+    epoch).
 
-    The highest word of its counter is the purpose, the next the position: streams never overlap in their first 2**130 words.
+    The highest word of its counter is the purpose, the next the position: streams never overlap in their first 2**130
+    words.
     """
-    return np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, position, purpose], np.uint64))
+    return np.random.Philox(
+        key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, position, purpose], np.uint64)
+    )
 
 
 def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
@@ -130,7 +141,9 @@ def by_group(group_of: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
 
 
 def splitmix64_stream(counter: UInt64s, key: np.uint64, other_key: np.uint64) -> UInt64s:
-    """The words of a SplitMix64 stream at ``counter``; ``other_key`` selects another stream, not just another part of the same one."""
+    """The words of a SplitMix64 stream at ``counter``; ``other_key`` selects another stream, not just another part of
+    the same one.
+    """
     first, second = _STEPS
     z = _step(counter * _GAMMA + key, *first) ^ other_key
     z = _step(z, *second)

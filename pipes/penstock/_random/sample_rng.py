@@ -1,7 +1,8 @@
 """The random numbers of a sample: a pure function of (seed, epoch, position).
 
-Any thread or process that loads a sample, for the first time or again, gets the same numbers: none comes from a stream that other code
-could have advanced. A seed, an epoch and a position are each from 0 to 2**63 - 1. Golden values in the tests freeze the results.
+Any thread or process that loads a sample, for the first time or again, gets the same numbers: none comes from a stream
+that other code could have advanced. A seed, an epoch and a position are each from 0 to 2**63 - 1. Golden values in the
+tests freeze the results.
 """
 
 from __future__ import annotations

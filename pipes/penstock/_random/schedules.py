@@ -1,4 +1,7 @@
-"""What is scheduled in samples since the start of training, over all ranks: ranges to skip, and batch sizes. Absolute, so that a resume changes nothing."""
+"""What is scheduled in samples since the start of training, over all ranks: ranges to skip, and batch sizes.
+
+Absolute, so that a resume changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
 class Ramp(Shown):
     """Batch sizes that change during training: ``batch_size=penstock.Ramp([(0, 32), (1_000_000, 64)])``.
 
-    Each stage has a start, in samples since the start of training over all ranks, and the number of samples in a batch of each rank from there on. A round (one batch for each
-    rank) is never cut: a stage that starts inside one begins with the next round, and the log says so.
+    Each stage has a start, in samples since the start of training over all ranks, and the number of samples in a batch
+    of each rank from there on. A round (one batch for each rank) is never cut: a stage that starts inside one begins
+    with the next round, and the log says so.
 
     Args:
         stages: Pairs of a start and a batch size. The first starts at 0.
@@ -35,7 +39,8 @@ class Ramp(Shown):
         self._starts = [start for start, _ in self.stages]
         if self._starts[:1] != [0] or any(following <= start for start, following in pairwise(self._starts)):
             raise ValueError(
-                f"the batch sizes start at the samples {self._starts}. The first must start at 0, and each later one after the one before it."
+                f"the batch sizes start at the samples {self._starts}. The first must start at 0, and each later one "
+                f"after the one before it."
             )
 
     def details(self) -> dict[str, Any]:
@@ -49,7 +54,9 @@ class Ramp(Shown):
 
 @final
 class Skips:
-    """Ranges of samples that are passed over. Sample k of those that are kept is ``at(k)``, and ``kept(p)`` of them come before sample p.
+    """Ranges of samples that are passed over.
+
+    Sample k of those that are kept is ``at(k)``, and ``kept(p)`` of them come before sample p.
 
     Args:
         ranges: Pairs: the first sample of a range, and the one after its last.
@@ -62,19 +69,26 @@ class Skips:
         given = [[whole_number("skip", end, 0) for end in pair] for pair in ranges]
         for pair in given:
             if len(pair) != 2 or pair[0] >= pair[1]:
-                raise ValueError(f"skip={pair}: a range is its first sample and the one after its last, such as (81_920, 90_112).")
+                raise ValueError(
+                    f"skip={pair}: a range is its first sample and the one after its last, such as (81_920, 90_112)."
+                )
         self.ranges = sorted(given)
         for one, other in pairwise(self.ranges):
             if other[0] < one[1]:
-                raise ValueError(f"the ranges {one} and {other} of skip overlap. Join them into {[one[0], max(one[1], other[1])]}.")
+                raise ValueError(
+                    f"the ranges {one} and {other} of skip overlap. Join them into {[one[0], max(one[1], other[1])]}."
+                )
         self._begins = [begin for begin, _ in self.ranges]
-        self._gone = np.cumsum([0, *(end - begin for begin, end in self.ranges)])  # samples skipped before each range, and in all
+        # samples skipped before each range, and in all
+        self._gone = np.cumsum([0, *(end - begin for begin, end in self.ranges)])
         self._joints = np.array(self._begins, np.int64) - self._gone[:-1]
 
     def touch(self, begin: int, end: int) -> bool:
         """Whether a range has samples from ``begin`` up to but not including ``end``."""
         number = bisect_right(self._begins, begin)
-        return (number > 0 and begin < self.ranges[number - 1][1]) or (number < len(self.ranges) and self._begins[number] < end)
+        return (number > 0 and begin < self.ranges[number - 1][1]) or (
+            number < len(self.ranges) and self._begins[number] < end
+        )
 
     def begun(self, position: int) -> list[list[int]]:
         """The ranges that begin before ``position``."""

@@ -22,7 +22,8 @@ class Opens(NamedTuple):
     Attributes:
         shards: Their numbers: int64, shape ``(n,)``.
         lanes: The lane that reads the shard, of the same shape.
-        times: When it is opened, in passes since the beginning of training: float64. Assumes that all lanes advance at the same speed.
+        times: When it is opened, in passes since the beginning of training: float64. Assumes that all lanes advance at
+            the same speed.
     """
 
     shards: Int64s
@@ -32,27 +33,30 @@ class Opens(NamedTuple):
 
 def usual_lanes(shards: int, most: int | None = None) -> int:
     """The default: the largest value that leaves at least 4 shards to each lane and does not exceed ``most``."""
-    return max((number for number in LANE_NUMBERS if 4 * number <= shards and (most is None or number <= most)), default=1)
+    return max(
+        (number for number in LANE_NUMBERS if 4 * number <= shards and (most is None or number <= most)), default=1
+    )
 
 
 @final
 class ShardOrder(PlainOrder):
     """A new order of the shards in every epoch; their records are read front to back, in several lanes that take turns.
 
-    The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through the middle of a shard if necessary.
-    Position p of the epoch is record ``p div lanes`` of lane ``p mod lanes``. So every record comes exactly once, each lane only moves forward, and
-    neighbours come from different shards. If the world size W divides ``lanes``, rank r reads the lanes r, r + W, …; otherwise ``W / gcd(W, lanes)``
-    ranks read each lane, which is equally exact but reads more.
+    The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through
+    the middle of a shard if necessary. Position p of the epoch is record ``p div lanes`` of lane ``p mod lanes``. So
+    every record comes exactly once, each lane only moves forward, and neighbours come from different shards. If the
+    world size W divides ``lanes``, rank r reads the lanes r, r + W, …; otherwise ``W / gcd(W, lanes)`` ranks read each
+    lane, which is equally exact but reads more.
 
     Args:
-        counts: Records in each shard, shape ``(shards,)``. The index of record i of a shard is i plus the counts of the shards given before it. Takes 8 bytes
-            per shard, and 16 more for the current epoch.
-        lanes: From 1 to 65536. Default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane. For a large job choose a
-            multiple of the number of ranks.
+        counts: Records in each shard, shape ``(shards,)``. The index of record i of a shard is i plus the counts of the
+            shards given before it. Takes 8 bytes per shard, and 16 more for the current epoch.
+        lanes: From 1 to 65536. Default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each
+            lane. For a large job choose a multiple of the number of ranks.
         window: Shuffle the records of a lane within this window; see `SlidingOrder`. 0 leaves them in order.
         seed: From 0 to 2**63 - 1.
-        shuffle: False keeps the shards in the order given, in every epoch, and excludes ``window``. With more than one lane that still differs from the order
-            of the indices.
+        shuffle: False keeps the shards in the order given, in every epoch, and excludes ``window``. With more than one
+            lane that still differs from the order of the indices.
 
     Raises:
         ValueError: A count is negative or not a whole number, or an argument is out of bounds.
@@ -60,7 +64,9 @@ class ShardOrder(PlainOrder):
 
     __module__ = "penstock.orders"
 
-    def __init__(self, counts: npt.ArrayLike, lanes: int | None = None, window: int = 0, seed: int = 0, *, shuffle: bool = True) -> None:
+    def __init__(
+        self, counts: npt.ArrayLike, lanes: int | None = None, window: int = 0, seed: int = 0, *, shuffle: bool = True
+    ) -> None:
         self._counts = _checked_counts(counts)
         self._n = int(self._counts.sum())
         self._starts = np.cumsum(self._counts) - self._counts
@@ -69,7 +75,9 @@ class ShardOrder(PlainOrder):
         self._window = checked_window(window)
         self._seed = checked_seed(seed)
         if self._window and not shuffle:
-            raise ValueError(f"window={window} shuffles the records, but shuffle=False keeps them in order. Drop one of them.")
+            raise ValueError(
+                f"window={window} shuffles the records, but shuffle=False keeps them in order. Drop one of them."
+            )
         self._shards = ShuffledOrder(len(self._counts), self._seed) if shuffle else SequentialOrder(len(self._counts))
         self._laid: _Epoch | None = None
         self._said = {
@@ -96,11 +104,19 @@ class ShardOrder(PlainOrder):
         return _Epoch(epoch, self).opens()
 
     def details(self) -> dict[str, Any]:
-        return {"shards": len(self._counts), "records": self._n, "lanes": self.cuts, "window": self._window, "seed": self._seed}
+        return {
+            "shards": len(self._counts),
+            "records": self._n,
+            "lanes": self.cuts,
+            "window": self._window,
+            "seed": self._seed,
+        }
 
 
 class _Epoch:
-    """The shards in the order of one epoch: where each ends in the concatenation, and the offset from its records' places to their indices."""
+    """The shards in the order of one epoch: where each ends in the concatenation, and the offset from its records'
+    places to their indices.
+    """
 
     def __init__(self, epoch: int, order: ShardOrder) -> None:
         self.epoch = epoch
@@ -143,10 +159,14 @@ class _Epoch:
 def _checked_counts(counts: npt.ArrayLike) -> Int64s:
     given = np.asarray(counts)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ValueError(f"counts must be integers, one per shard, but have dtype {given.dtype} and shape {given.shape}.")
+        raise ValueError(
+            f"counts must be integers, one per shard, but have dtype {given.dtype} and shape {given.shape}."
+        )
     wrong = np.flatnonzero((given < 0) | (given > LONGEST))
     if wrong.size:
-        raise ValueError(f"counts[{wrong[0]}] is {given[wrong[0]]}, but a count cannot be negative. Drop shards that cannot be read.")
+        raise ValueError(
+            f"counts[{wrong[0]}] is {given[wrong[0]]}, but a count cannot be negative. Drop shards that cannot be read."
+        )
     if sum(given.tolist()) > LONGEST:
         raise ValueError(f"the counts add up to {sum(given.tolist())}, but an epoch has at most {LONGEST} items.")
     return given.astype(np.int64)

@@ -18,9 +18,9 @@ LARGEST: Final = 2**30
 class SlidingPermutation:
     """A permutation of 0 … n-1 that moves no item by ``window`` places or more, for one epoch.
 
-    Item j gets the key ``j + window * u``, with u uniform in [0, 1), and the items are sorted by key. Items more than a window away from a place always
-    stay on their side of it, so sorting the keys around a place is enough to find its item. Keys do not depend on n, so shortening the data changes
-    only the last ``window`` places.
+    Item j gets the key ``j + window * u``, with u uniform in [0, 1), and the items are sorted by key. Items more than a
+    window away from a place always stay on their side of it, so sorting the keys around a place is enough to find its
+    item. Keys do not depend on n, so shortening the data changes only the last ``window`` places.
 
     Args:
         epoch: The epoch.
@@ -70,8 +70,9 @@ class SlidingPermutation:
 class SlidingOrder(PlainOrder):
     """A shuffle within a window, for data that is read fastest in its stored order.
 
-    A permutation in every epoch, with random access in O(window) time and memory. Most items move by up to half the window, and none by the full window. A
-    window of twice the size mixes about as well as a shuffle buffer, but there is no buffer to fill or to save.
+    A permutation in every epoch, with random access in O(window) time and memory. Most items move by up to half the
+    window, and none by the full window. A window of twice the size mixes about as well as a shuffle buffer, but there
+    is no buffer to fill or to save.
 
     Args:
         n: Length of the dataset, from 0 to 2**56.

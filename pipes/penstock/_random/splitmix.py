@@ -1,11 +1,11 @@
 """SplitMix64: its constants, for 64-bit words of any kind, and its finaliser for Python integers.
 
-Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Word k of a stream is the finaliser of its key plus k times
-the golden gamma. The finaliser is a bijection of 64 bits in which each input bit flips about half of the output bits: variant 13 of
-Stafford's "Better Bit Mixing" (2011).
+Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Word k of a stream is the
+finaliser of its key plus k times the golden gamma. The finaliser is a bijection of 64 bits in which each input bit
+flips about half of the output bits: variant 13 of Stafford's "Better Bit Mixing" (2011).
 
-`permutation` implements it for NumPy arrays, `batch_rng` for torch tensors: the same steps in the arithmetic of each, so that words are identical
-everywhere.
+`permutation` implements it for NumPy arrays, `batch_rng` for torch tensors: the same steps in the arithmetic of each,
+so that words are identical everywhere.
 """
 
 from __future__ import annotations

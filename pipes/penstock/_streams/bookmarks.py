@@ -1,12 +1,15 @@
-"""Bookmarks: facts about shards that are read forward, learned by reading them, so that a later seek need not reread them.
+"""Bookmarks: facts about shards that are read forward, learned by reading them, so that a later seek need not reread
+them.
 
-A fact records how many outputs the steps make of one shard, in one pass or in every pass. Facts never change and need no order, so every process appends
-those that it learns to its own file, without communication, and a reader that seeks takes the union of all files. A missing fact costs only
-time. A false one would silently mislead a seek; therefore
+A fact records how many outputs the steps make of one shard, in one pass or in every pass. Facts never change and need
+no order, so every process appends those that it learns to its own file, without communication, and a reader that seeks
+takes the union of all files. A missing fact costs only time. A false one would silently mislead a seek; therefore
 
-- the folder is named after a hash of the *binding*: everything that determines what the steps make of a shard. A fact also names the shard's content by its key;
+- the folder is named after a hash of the *binding*: everything that determines what the steps make of a shard. A fact
+  also names the shard's content by its key;
 - each line ends with a checksum that starts from that hash, see `FactLines`. Any other line is ignored, wherever it is;
-- two facts that contradict each other are both kept, so that every reader of the files sees the contradiction and trusts neither.
+- two facts that contradict each other are both kept, so that every reader of the files sees the contradiction and
+  trusts neither.
 """
 
 from __future__ import annotations
@@ -40,36 +43,45 @@ LONGEST: Final = 2**20
 LARGEST: Final = 2**30
 """Bytes of the largest file that is read; enough for ten million facts."""
 MOST_DAMAGED: Final = 1000
-"""After this many damaged lines, the rest of a file is left for the next time: there may be millions, of one byte each."""
+"""After this many damaged lines, the rest of a file is left for the next time: there may be millions, of one byte
+each.
+"""
 PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 """Disk errors that do not mean that the folder was a bad choice."""
 
 
 def default_folder() -> Path:
-    """The folder for bookmarks in the user's cache, following the XDG Base Directory Specification: ``$XDG_CACHE_HOME``, or else ``~/.cache``."""
+    """The folder for bookmarks in the user's cache, following the XDG Base Directory Specification:
+    ``$XDG_CACHE_HOME``, or else ``~/.cache``.
+    """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):  # the specification says to ignore relative paths
         cache = os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = os.devnull  # there is no home directory: nothing can be written below this, and nothing ends up in the current folder
+        # there is no home directory: nothing can be written below this, and nothing ends up in the current folder
+        cache = os.devnull
     return Path(cache) / "penstock" / "bookmarks"
 
 
 @final
 class Bookmarks:
-    """Facts about the shards of one dataset under one set of steps, shared through files with other processes and later runs. Thread-safe.
+    """Facts about the shards of one dataset under one set of steps, shared through files with other processes and later
+    runs. Thread-safe.
 
-    The files are read when the first fact is requested or added, and again by `refresh`. Nothing stays open between two calls. A forked process continues with
-    its parent's facts and writes its own file.
+    The files are read when the first fact is requested or added, and again by `refresh`. Nothing stays open between two
+    calls. A forked process continues with its parent's facts and writes its own file.
 
-    A count is known for every pass, for one pass, or up to where an error cut the shard short, whatever happens to the file later.
+    A count is known for every pass, for one pass, or up to where an error cut the shard short, whatever happens to the
+    file later.
 
     Args:
-        folder: Folder for the files; None: no files, so the facts last as long as this object. If nothing can be written there, that costs only time for
-            the `default_folder`, and is an error for a folder that was passed explicitly.
+        folder: Folder for the files; None: no files, so the facts last as long as this object. If nothing can be
+            written there, that costs only time for the `default_folder`, and is an error for a folder that was passed
+            explicitly.
         binding: JSON that determines what the steps make of a shard. Facts under another binding are not visible.
-        keys: For each shard, a string that distinguishes its content from any other, such as name, size and time. Facts about other content are ignored. Looked up
-            only for shards that are requested or recorded, because a lookup may take a request to a server.
+        keys: For each shard, a string that distinguishes its content from any other, such as name, size and time. Facts
+            about other content are ignored. Looked up only for shards that are requested or recorded, because a lookup
+            may take a request to a server.
         seed: The seed of the order. What holds for one pass holds for one seed only.
         skips: Errors cut shards short. Otherwise only shards that were read to their end count.
 
@@ -97,7 +109,8 @@ class Bookmarks:
         self._cuts = Facts()
         self._skips = skips
         self._settled: set[int] = set()  # shards whose facts, as far as they were read, are in `_facts` and `_cuts`
-        self._unsettled: dict[int, list[tuple[str, Fact]]] = {}  # of other shards: what was read, with the content key it applies to
+        # of other shards: what was read, with the content key it applies to
+        self._unsettled: dict[int, list[tuple[str, Fact]]] = {}
         self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read yet
         self._writes = self._folder is not None
         self._once = Once()
@@ -112,8 +125,12 @@ class Bookmarks:
         self._file = f"{node}-{self._pid}-{secrets.token_hex(4)}.jsonl"
 
     def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """How many outputs ``shard`` has in a pass; None if unknown. If the caller relies on the answer, a later contradiction is an error."""
-        key = self._keys[shard]  # looks at the file before it is opened, so that its contents are never attributed to a later version
+        """How many outputs ``shard`` has in a pass; None if unknown.
+
+        If the caller relies on the answer, a later contradiction is an error.
+        """
+        # looks at the file before it is opened, so that its contents are never attributed to a later version
+        key = self._keys[shard]
         if shard not in self._settled:
             self._settle(shard, key)
         with self._locked():
@@ -122,8 +139,9 @@ class Bookmarks:
                 return self._facts.get(shard, pass_, rely=rely)
         self._warn_once(
             f"cut {shard}",
-            f'{self._name(shard)} gives {cut} outputs in pass {pass_}, because on_error="skip" skipped the rest of it before, and a resumed run needs the same '
-            f"sequence. A new run reads it to its end with other bookmarks=, or with another seed.",
+            f'{self._name(shard)} gives {cut} outputs in pass {pass_}, because on_error="skip" skipped the rest of it '
+            f"before, and a resumed run needs the same sequence. A new run reads it to its end with other bookmarks=, "
+            f"or with another seed.",
         )
         return cut
 
@@ -182,7 +200,9 @@ class Bookmarks:
         return self._keys[shard] if isinstance(self._keys, Sequence) else self._keys.name(shard)
 
     def _key(self, fact: Fact) -> str:
-        """What a fact is about: a content; or the name alone, because a resumed run must skip the rest of a file even if the file was repaired."""
+        """What a fact is about: a content; or the name alone, because a resumed run must skip the rest of a file even
+        if the file was repaired.
+        """
         return self._name(fact.shard) if fact.cut else self._keys[fact.shard]
 
     def _settle(self, shard: int, key: str) -> None:
@@ -190,20 +210,24 @@ class Bookmarks:
         with self._locked():
             read = self._unsettled.pop(shard, [])
             # By `map`: Ctrl-C at a loop's jump in here could leave the lock held (python/cpython#130279).
-            found = list(map(self._add, (fact for about, fact in read if about == (self._name(shard) if fact.cut else key))))
+            found = list(
+                map(self._add, (fact for about, fact in read if about == (self._name(shard) if fact.cut else key)))
+            )
             self._settled.add(shard)
         others = [about for about, fact in read if not fact.cut]
         if others and key not in others and not self._are_anothers(shard, {*others}):
             self._warn_once(
                 "another content",
-                f"shard {shard} was {others[-1]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, or copied without its "
-                f"modification time. This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would "
-                f"have got.",
+                f"shard {shard} was {others[-1]!r} when its bookmarks were written, and is {key!r} now: it was "
+                f"changed, moved, or copied without its modification time. This matters only to a run that resumes "
+                f"from a saved state: if the data differ, it does not get the items that it would have got.",
             )
         self._report(*(one for one in found if isinstance(one, Contradiction)))
 
     def _are_anothers(self, shard: int, keys: set[str]) -> bool:
-        """Whether ``keys`` are those of another dataset of this process, such as another source of a mix, which may not have been read here yet."""
+        """Whether ``keys`` are those of another dataset of this process, such as another source of a mix, which may not
+        have been read here yet.
+        """
         for other in list(ShardKeys.instances):
             with contextlib.suppress(IndexError, OSError):
                 if other.name(shard) != self._name(shard):
@@ -254,7 +278,11 @@ class Bookmarks:
 
     def _files(self) -> list[str]:
         try:
-            return sorted(name for name in os.listdir(self._folder) if name.endswith(".jsonl")) if self._folder is not None else []
+            return (
+                sorted(name for name in os.listdir(self._folder) if name.endswith(".jsonl"))
+                if self._folder is not None
+                else []
+            )
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as exc:
@@ -271,8 +299,8 @@ class Bookmarks:
                 raise refusal(self._folder)
             fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
-                # One `write` per line, at the end (O_APPEND) of a file that only this process writes: lines of different threads or
-                # processes never mix, and a reader can miss only the end of the last line.
+                # One `write` per line, at the end (O_APPEND) of a file that only this process writes: lines of
+                # different threads or processes never mix, and a reader can miss only the end of the last line.
                 for fact in facts:
                     line = self._lines.line(self._key(fact), fact)
                     if len(line) <= LONGEST and os.write(fd, line) < len(line):
@@ -298,7 +326,8 @@ class Bookmarks:
     def _refusal(self, exc: OSError) -> OSError:
         return type(exc)(
             exc.errno,
-            f"{exc.strerror}, so bookmarks={self._root!r} cannot be used. Pass a writable folder, or None to keep bookmarks in memory",
+            f"{exc.strerror}, so bookmarks={self._root!r} cannot be used. Pass a writable folder, or None to keep "
+            f"bookmarks in memory",
             exc.filename,
         )
 
@@ -314,16 +343,20 @@ class Bookmarks:
         """
         for one in sorted(contradictions, key=lambda one: one.relied_on):
             said = (
-                f"shard {one.now.shard} ({self._keys[one.now.shard]:.200}) gave {one.before.outputs} outputs before{_in_pass(one.before)} and "
-                f"{one.now.outputs} now{_in_pass(one.now)}: the data or the code has changed, or a step is not deterministic."
+                f"shard {one.now.shard} ({self._keys[one.now.shard]:.200}) gave {one.before.outputs} outputs "
+                f"before{_in_pass(one.before)} and {one.now.outputs} now{_in_pass(one.now)}: the data or the code has "
+                f"changed, or a step is not deterministic."
             )
             if one.relied_on:
                 raise StateMismatch(
-                    f"{said} The first number was used to find a position in the data, so samples may have been lost or repeated since. Make the steps "
-                    f"deterministic (random numbers from penstock.sample().rng), and give any step whose code has changed a new version=. Then load the "
-                    f"last checkpoint again: it will read this shard again and trust neither number."
+                    f"{said} The first number was used to find a position in the data, so samples may have been lost "
+                    f"or repeated since. Make the steps deterministic (random numbers from penstock.sample().rng), and "
+                    f"give any step whose code has changed a new version=. Then load the last checkpoint again: it "
+                    f"will read this shard again and trust neither number."
                 )
-            _logger.warning("%s Its bookmarks are no longer used; finding a position after it requires reading it again.", said)
+            _logger.warning(
+                "%s Its bookmarks are no longer used; finding a position after it requires reading it again.", said
+            )
 
 
 def _in_pass(fact: Fact) -> str:

@@ -1,4 +1,7 @@
-"""Facts about shards: what was recorded for each, whether it is consistent, and how it is written. Pure: uses no file and no thread."""
+"""Facts about shards: what was recorded for each, whether it is consistent, and how it is written.
+
+Pure: uses no file and no thread.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ AT_MOST: Final = 2**63
 
 
 class Fact(NamedTuple):
-    """How many outputs the steps make of a shard in one pass, or up to an error that ``cut`` it short; ``pass_`` is None if it holds for every pass."""
+    """How many outputs the steps make of a shard in one pass, or up to an error that ``cut`` it short; ``pass_`` is
+    None if it holds for every pass.
+    """
 
     shard: int
     pass_: int | None
@@ -36,13 +41,15 @@ class Facts:
 
     def __init__(self) -> None:
         self.doubted: set[int] = set()
-        self._known: dict[
-            int, dict[int | None, int]
-        ] = {}  # by shard and pass; if one holds for every pass, it is the only one of its shard
+        # by shard and pass; if one holds for every pass, it is the only one of its shard
+        self._known: dict[int, dict[int | None, int]] = {}
         self._relied_on: set[tuple[int, int | None]] = set()
 
     def get(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """The outputs of ``shard`` in a pass; None if unknown. ``rely``: the caller relies on the answer from now on."""
+        """The outputs of ``shard`` in a pass; None if unknown.
+
+        ``rely``: the caller relies on the answer from now on.
+        """
         known = self._known.get(shard, {})
         about = None if None in known else pass_
         if rely and about in known:
@@ -71,7 +78,8 @@ class Facts:
 
 @final
 class FactLines:
-    """Facts as lines of JSON that end with a CRC-32 (ISO 3309) seeded with the hash of the binding, so that no other line is ever taken for a fact.
+    """Facts as lines of JSON that end with a CRC-32 (ISO 3309) seeded with the hash of the binding, so that no other
+    line is ever taken for a fact.
 
     What holds for one pass holds for one ``seed`` of the order only.
     """
@@ -100,7 +108,9 @@ class FactLines:
             shard, key, pass_, outputs = (found[name] for name in ("shard", "key", "pass", "outputs"))
         except (LookupError, TypeError, RecursionError):
             raise ValueError from None
-        if not all(type(number) is int and 0 <= number < AT_MOST for number in (shard, outputs, 0 if pass_ is None else pass_)):
+        if not all(
+            type(number) is int and 0 <= number < AT_MOST for number in (shard, outputs, 0 if pass_ is None else pass_)
+        ):
             raise ValueError
         if type(key) is not str:
             raise ValueError

@@ -1,8 +1,8 @@
 """Random access to a shard that can only be read forward.
 
-A lane requests the records of a shard in order, or nearly so: a window moves them by less than its width, and threads overtake each other by a
-few batches. So one pass over the shard serves the lane, provided that skipped records are kept for a while. A record requested later than that is read
-again from the beginning, which is correct but slower.
+A lane requests the records of a shard in order, or nearly so: a window moves them by less than its width, and threads
+overtake each other by a few batches. So one pass over the shard serves the lane, provided that skipped records are kept
+for a while. A record requested later than that is read again from the beginning, which is correct but slower.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 NEAR: Final = 64
-"""At least this many of the last skipped records are kept, because threads that read one record at a time overtake each other."""
+"""At least this many of the last skipped records are kept, because threads that read one record at a time overtake each
+other.
+"""
 
 
 class Unreadable(NamedTuple):
-    """Stands in for an unreadable record in an iterable of records. Requesting it raises the error; the next record is not affected."""
+    """Stands in for an unreadable record in an iterable of records.
+
+    Requesting it raises the error; the next record is not affected.
+    """
 
     error: Exception
 
@@ -30,8 +35,9 @@ class Unreadable(NamedTuple):
 class ForwardShard:
     """One shard as a sequence of records, over iterators that are read forward. For one thread at a time.
 
-    Several lanes may read the same shard, in the middle of an epoch or at an epoch boundary. Each then gets its own reader,
-    without any bookkeeping: a record is read by the reader closest behind it, and a new reader starts if there is none.
+    Several lanes may read the same shard, in the middle of an epoch or at an epoch boundary. Each then gets its own
+    reader, without any bookkeeping: a record is read by the reader closest behind it, and a new reader starts if there
+    is none.
 
     Args:
         label: What messages call the shard.
@@ -44,7 +50,14 @@ class ForwardShard:
     """
 
     def __init__(
-        self, label: str, count: int, open: Callable[..., Iterable[Any]], opened: Iterable[Any], start: int | None, window: int, most: int
+        self,
+        label: str,
+        count: int,
+        open: Callable[..., Iterable[Any]],
+        opened: Iterable[Any],
+        start: int | None,
+        window: int,
+        most: int,
     ) -> None:
         self._label = label
         self._count = count
@@ -74,7 +87,9 @@ class ForwardShard:
     def _record(self, number: int) -> Any:
         if self._dead_end is not None and number > self._dead_end:
             # With on_error="skip" each record after a damaged one would read the shard up to the damage once more.
-            raise ValueError(f"record {number} of {self._label} comes after record {self._dead_end}, at which reading failed twice.")
+            raise ValueError(
+                f"record {number} of {self._label} comes after record {self._dead_end}, at which reading failed twice."
+            )
         reader = self._reader(number)
         try:
             record = reader.take(number, self._reach)
@@ -129,8 +144,8 @@ class ForwardReader:
             self._iterator = iter(records)
         except TypeError as exc:
             raise TypeError(
-                f"open() returned a {type(records).__name__} for {label}. It must return the records: an iterable, or an object with __len__ and "
-                f"__getitem__."
+                f"open() returned a {type(records).__name__} for {label}. It must return the records: an iterable, or "
+                f"an object with __len__ and __getitem__."
             ) from exc
         self.next = start
         self.kept: OrderedDict[int, Any] = OrderedDict()
@@ -179,6 +194,6 @@ class ForwardReader:
 def differs(label: str, count: int, what: str) -> str:
     """The error message for a shard that does not have ``count`` records."""
     return (
-        f"{label} should have {count} records, but it {what}. The shard has changed or is damaged, or the counts are wrong: count it again "
-        f"(python -m penstock index), or correct counts=."
+        f"{label} should have {count} records, but it {what}. The shard has changed or is damaged, or the counts are "
+        f"wrong: count it again (python -m penstock index), or correct counts=."
     )

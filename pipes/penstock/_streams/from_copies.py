@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @final
 class FromCopies:
-    """Calls ``open`` with the path of a shard's copy, which is kept until the result is closed; or with the shard itself, if there is no room for a copy.
+    """Calls ``open`` with the path of a shard's copy, which is kept until the result is closed; or with the shard
+    itself, if there is no room for a copy.
 
     Args:
         open: The user's.

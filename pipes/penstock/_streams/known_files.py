@@ -1,4 +1,6 @@
-"""Files with known record counts, as `Shards`: read by position if an index gives the record offsets, otherwise forward."""
+"""Files with known record counts, as `Shards`: read by position if an index gives the record offsets, otherwise
+forward.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._files.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
+from penstock._files.files import (
+    REINDEX,
+    check_unchanged,
+    explain,
+    opened_copy,
+    opened_there,
+    stamp,
+    stamp_lately,
+    stamp_of,
+)
 from penstock._files.index_file import index_paths_of, read_header, read_offsets
 from penstock._files.paths import Reach, compression, expanded, is_remote
 from penstock._streams.stream import over
@@ -31,8 +42,10 @@ class Format(NamedTuple):
 
     Attributes:
         kind: The name of the format in its indices.
-        offsets: Where each record of an open file begins, and where the last one ends: int64, shape ``(records + 1,)``. Called with the file and its path.
-        forward: Reads the records of a file from its beginning, from the expected version, or from the current one if None is expected.
+        offsets: Where each record of an open file begins, and where the last one ends: int64, shape ``(records + 1,)``.
+            Called with the file and its path.
+        forward: Reads the records of a file from its beginning, from the expected version, or from the current one if
+            None is expected.
         parse: Decodes a record from its bytes, the path, and its offset in the file.
     """
 
@@ -50,7 +63,9 @@ def known_files(
     ahead: int,
     options: FormatOptions,
 ) -> Shards | Stream:
-    """The records of files of a format, by their indices. With ``counts`` or an ``epoch_size`` they are read forward, and indices are ignored.
+    """The records of files of a format, by their indices.
+
+    With ``counts`` or an ``epoch_size`` they are read forward, and indices are ignored.
 
     Raises:
         ValueError: The counts are unknown, or an index is damaged.
@@ -65,11 +80,14 @@ def known_files(
     if options.get("epoch_size") is not None:
         if index is not None:
             raise ValueError(
-                "index= and epoch_size= exclude each other: an index counts the records, so that an epoch is all of them. Drop one of them."
+                "index= and epoch_size= exclude each other: an index counts the records, so that an epoch is all of "
+                "them. Drop one of them."
             )
     elif counts is not None:
         if index is not None:
-            raise ValueError("index= and counts= exclude each other, because an index contains the counts. Drop one of them.")
+            raise ValueError(
+                "index= and counts= exclude each other, because an index contains the counts. Drop one of them."
+            )
     else:
         found, missing = _indexed(format, files, index_paths_of(files, index))
         if missing:
@@ -85,8 +103,8 @@ class Opener:
 
     Args:
         format: How the files are read.
-        indices: The path of each file's index, and its header when the dataset was built: an index written later belongs to another version of the file. None:
-            there are no indices.
+        indices: The path of each file's index, and its header when the dataset was built: an index written later
+            belongs to another version of the file. None: there are no indices.
     """
 
     by_fsspec = True
@@ -113,7 +131,8 @@ class FileRanges:
     Args:
         path: Path of the file.
         expected: The stamp that it must have.
-        words: The reference time and the remedy for error messages, if they are not those of an index; see `check_unchanged`.
+        words: The reference time and the remedy for error messages, if they are not those of an index; see
+            `check_unchanged`.
 
     Raises:
         ValueError: The file has changed.
@@ -134,10 +153,16 @@ class FileRanges:
             raise
 
     def check_version(self) -> None:
-        """Raise a `ValueError` unless this is still the file that was indexed, and the open file is the one under this name."""
-        check_unchanged(self._path, self._expected, stamp_lately(self._path) if self._is_copy else stamp(self._path), *self._words)
+        """Raise a `ValueError` unless this is still the file that was indexed, and the open file is the one under this
+        name.
+        """
+        check_unchanged(
+            self._path, self._expected, stamp_lately(self._path) if self._is_copy else stamp(self._path), *self._words
+        )
         if not self._is_copy and not is_remote(self._path):
-            check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())), *self._words)
+            check_unchanged(
+                self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())), *self._words
+            )
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from ``begin`` up to ``end``.
@@ -147,7 +172,9 @@ class FileRanges:
         """
         if self._is_local:
             data = os.pread(self._file.fileno(), end - begin, begin)
-            while 0 < len(data) < end - begin and (more := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))):
+            while 0 < len(data) < end - begin and (
+                more := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))
+            ):
                 data += more  # one call reads at most 2 GiB
         else:
             self._file.seek(begin)
@@ -207,7 +234,9 @@ def _offsets(place: str, header: Header, path: str) -> np.ndarray:
     """The offsets of an index, which lie inside the file that it is of."""
     offsets = read_offsets(place, header)
     if offsets[-1] > header.stamp.size:
-        raise ValueError(f"{place} is damaged: its offsets end at {offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}")
+        raise ValueError(
+            f"{place} is damaged: its offsets end at {offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}"
+        )
     return offsets
 
 
@@ -221,7 +250,8 @@ def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[dict[
             found[path] = place, header
         else:
             raise ValueError(
-                f"{place} is the index of a {header.kind} file, but {path} is being read as {format.kind}. Use the function for {header.kind} files."
+                f"{place} is the index of a {header.kind} file, but {path} is being read as {format.kind}. Use the "
+                f"function for {header.kind} files."
             )
     return found, missing
 
@@ -235,12 +265,18 @@ def _header_or_none(place: str) -> Header | None:
 
 def _refuse(missing: list[str], n: int, index: str | os.PathLike[str] | None) -> None:
     stamp(missing[0])  # raises if the file itself does not exist
-    command = f"python -m penstock index {missing[0]}" + (" …" if len(missing) > 1 else "") + ("" if index is None else f" --index {index}")
+    command = (
+        f"python -m penstock index {missing[0]}"
+        + (" …" if len(missing) > 1 else "")
+        + ("" if index is None else f" --index {index}")
+    )
     if len(missing) < n:
         raise FileNotFoundError(
-            f"{len(missing)} of {n} files have no index, for example {missing[0]}, but the others have one. Write it once: {command}"
+            f"{len(missing)} of {n} files have no index, for example {missing[0]}, but the others have one. Write it "
+            f"once: {command}"
         )
     raise ValueError(
-        f"the number of records in {missing[0]} is unknown. Write an index once: {command}. Or pass counts=, the number of records in each file. Or read the files "
-        f"without counting them, and pass epoch_size=, the number of items in an epoch."
+        f"the number of records in {missing[0]} is unknown. Write an index once: {command}. Or pass counts=, the "
+        f"number of records in each file. Or read the files without counting them, and pass epoch_size=, the number of "
+        f"items in an epoch."
     )

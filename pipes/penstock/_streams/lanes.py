@@ -1,9 +1,10 @@
 """Reads lanes: shards of unknown lengths, one after another, from the front.
 
-An item of a lane is found by counting: first the outputs of the earlier shards, which are known from bookmarks or found by reading, then those of its own shard. A
-lane only moves forward. Recently skipped items are kept, because threads overtake each other; going further back means reading a shard again,
-which is correct but slower. While a `Shuffle` drains its window at the end of a shard, the records of the next shard are read, one per
-item. Otherwise the first items of a shard would wait until the window is full, in all lanes at the same time.
+An item of a lane is found by counting: first the outputs of the earlier shards, which are known from bookmarks or found
+by reading, then those of its own shard. A lane only moves forward. Recently skipped items are kept, because threads
+overtake each other; going further back means reading a shard again, which is correct but slower. While a `Shuffle`
+drains its window at the end of a shard, the records of the next shard are read, one per item. Otherwise the first items
+of a shard would wait until the window is full, in all lanes at the same time.
 """
 
 from __future__ import annotations
@@ -36,22 +37,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 SLOW_S: Final = 1.0
-"""After this many seconds, a search for a position in a lane is logged. From then on, a bar or occasional log lines show its progress."""
+"""After this many seconds, a search for a position in a lane is logged. From then on, a bar or occasional log lines
+show its progress.
+"""
 LEAST_KEPT: Final = 16
 MOST_KEPT: Final = 4096
-"""Bounds on the skipped items that a lane buffers. The number is what was needed so far, rounded up to a power of two."""
+"""Bounds on the skipped items that a lane buffers. The number is what was needed so far, rounded up to a power of
+two.
+"""
 
 
 @final
 class Lanes(EndOfWalk):
     """The lanes that one process reads.
 
-    Guarantees: Any number of threads may read, and two of them wait for each other only at the same lane. A process uses only what it opened itself: after a fork
-    it starts with nothing open.
+    Guarantees: Any number of threads may read, and two of them wait for each other only at the same lane. A process
+    uses only what it opened itself: after a fork it starts with nothing open.
 
     Args:
         deal: Which shards make up a lane.
-        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and the event that interrupts retries.
+        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and the event that
+            interrupts retries.
         known: Consulted about where to begin, and updated with what was found.
         skips: The rest of a shard after an error is skipped, with a warning. Otherwise the error is raised.
         label: The name of a shard, for messages.
@@ -82,7 +88,8 @@ class Lanes(EndOfWalk):
     def read(self, item: int) -> Any:
         """The item with this number, counted from the beginning of training."""
         if self._pid != os.getpid():
-            # Another thread may have been reading at the moment of the fork, so neither its locks nor its readers can be used.
+            # Another thread may have been reading at the moment of the fork, so neither its locks nor its readers can
+            # be used.
             self._start()
         number, place = divmod(item, self.deal.lanes)
         lane = self._lanes.get(place) or self._lanes.setdefault(place, self._new(place))
@@ -92,8 +99,9 @@ class Lanes(EndOfWalk):
     def _new(self, lane: int) -> _Lane:
         if len(self._lanes) >= (most := most_files()):
             raise ValueError(
-                f"this process reads more than {most} of the {self.deal.lanes} lanes, and each keeps a file open, but it may open only {2 * most} in total. Use fewer lanes, "
-                f"more ranks or worker processes, or raise the limit (ulimit -n)."
+                f"this process reads more than {most} of the {self.deal.lanes} lanes, and each keeps a file open, but "
+                f"it may open only {2 * most} in total. Use fewer lanes, more ranks or worker processes, or raise the "
+                f"limit (ulimit -n)."
             )
         return _Lane(lane, self)
 
@@ -118,15 +126,16 @@ class Lanes(EndOfWalk):
 class _Lane:
     """One lane. ``lock`` is held while the lane is read."""
 
-    # Invariant, whenever the lock is free: `_run` yields output `_next` next, and `_first` is the first of its shard; or
-    # `_run` is None, and `_next` is `_first`. An interrupt leaves the latter, and the next read searches the shard again.
-    # A wrong position would silently lose or repeat records for the rest of the training.
+    # Invariant, whenever the lock is free: `_run` yields output `_next` next, and `_first` is the first of its shard;
+    # or `_run` is None, and `_next` is `_first`. An interrupt leaves the latter, and the next read searches the shard
+    # again. A wrong position would silently lose or repeat records for the rest of the training.
 
     def __init__(self, lane: int, lanes: Lanes) -> None:
         self.lock = threading.Lock()
         self._lane = lane
         self._lanes = lanes
-        self._kept: OrderedDict[int, Any] = OrderedDict()  # items skipped and not requested yet, by number, in ascending order
+        # items skipped and not requested yet, by number, in ascending order
+        self._kept: OrderedDict[int, Any] = OrderedDict()
         self._most_kept = LEAST_KEPT
         self._run: ShardRun | None = None
         self._ahead: ShardRun | None = None  # of the next shard, whose records wait for the steps
@@ -138,8 +147,8 @@ class _Lane:
             return self._kept.pop(number)
         if number < self._next:  # otherwise it is nearly always the next one
             back = self._next - number
-            # From now on exactly as many are kept as were needed, not twice as many as before: an epoch that is left early
-            # discards what was read ahead, which looks like this, and after ten of them 4096 items were kept.
+            # From now on exactly as many are kept as were needed, not twice as many as before: an epoch that is left
+            # early discards what was read ahead, which looks like this, and after ten of them 4096 items were kept.
             if back <= MOST_KEPT:
                 self._most_kept = max(self._most_kept, 1 << (back - 1).bit_length())
             self.close()
@@ -219,7 +228,8 @@ class _Lane:
             if outputs is None or self._first + outputs > number:
                 return
             self._outputs()
-            self._drop()  # discards what was read ahead of this shard, if anything; it would be attributed to a later one
+            # discards what was read ahead of this shard, if anything; it would be attributed to a later one
+            self._drop()
             self._next = self._first + outputs
             self._go_on()
             search.at(self._next)
@@ -233,7 +243,8 @@ class _Lane:
         run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
         self._run, self._next = run, self._first + run.begin_near(number - self._first)
         self._cut = False
-        # A shard that an error cut short stays so, even if the error has passed, because every later number depends on it.
+        # A shard that an error cut short stays so, even if the error has passed, because every later number depends on
+        # it.
         self._most = self._outputs() if self._lanes.skips else None
 
     def _output(self) -> Any:
@@ -244,9 +255,14 @@ class _Lane:
             return next(self._run, _END)
         except Exception as exc:
             annotate(exc, f"in {self._label}")
-            # An error in the steps themselves would skip all shards, one after another. And closing ends a pause with an
-            # error, which a bookmark would record as the end of the shard, for all future runs. So would a signal handler's.
-            if isinstance(exc, GraphError) or not (self._lanes.skips and is_own_error(exc)) or self._lanes.closing.is_set():
+            # An error in the steps themselves would skip all shards, one after another. And closing ends a pause with
+            # an error, which a bookmark would record as the end of the shard, for all future runs. So would a signal
+            # handler's.
+            if (
+                isinstance(exc, GraphError)
+                or not (self._lanes.skips and is_own_error(exc))
+                or self._lanes.closing.is_set()
+            ):
                 raise
             self._cut = True
             log.warning('on_error="skip" skips the rest of %s: %s: %s', self._label, type(exc).__name__, exc)
@@ -267,7 +283,8 @@ class _Lane:
     def _go_on(self) -> None:
         """Move to the lane's next shard."""
         deal = self._lanes.deal
-        if self._next == self._first:  # without this check, a lane whose steps drop everything would read pass after pass, forever
+        # without this check, a lane whose steps drop everything would read pass after pass, forever
+        if self._next == self._first:
             self._empty.add(deal[self._deal][1])
         elif self._empty:
             self._empty = set()
@@ -276,8 +293,8 @@ class _Lane:
         if len(self._empty) == (shards := deal.shards_with(here)):
             self._rewind()
             raise ValueError(
-                f"none of the {shards} shards, which lane {self._lane} has read one after another, yielded any output. Check what the steps drop, and "
-                f"whether the shards have records."
+                f"none of the {shards} shards, which lane {self._lane} has read one after another, yielded any output. "
+                f"Check what the steps drop, and whether the shards have records."
             )
 
     @property
@@ -303,7 +320,9 @@ class _Search:
         if self._progress is not None:
             self._progress.at(output - self._begin)
         elif seconds > SLOW_S:
-            self._progress = Progress(f"lane {self._lane}: finding item {self._number:,}", self._number - self._begin, "items")
+            self._progress = Progress(
+                f"lane {self._lane}: finding item {self._number:,}", self._number - self._begin, "items"
+            )
             if self._lanes.may_speak():
                 log.warning(_SLOW, self._lane, seconds, self._number, output)
 
@@ -316,4 +335,7 @@ class _Search:
 
 
 _END: Final = object()
-_SLOW: Final = "lane %d: it has taken %.0f s so far to find item %d; now at item %d. With bookmarks it takes less than reading one shard: keep their folder (bookmarks=) from run to run."
+_SLOW: Final = (
+    "lane %d: it has taken %.0f s so far to find item %d; now at item %d. With bookmarks it takes less than reading "
+    "one shard: keep their folder (bookmarks=) from run to run."
+)

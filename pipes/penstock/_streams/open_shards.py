@@ -37,13 +37,13 @@ INDEXED: Final = 64
 class OpenShards:
     """Reads records of shards, which it opens and closes as needed.
 
-    Guarantees: Any number of threads may read, and two of them wait for each other only at the same shard. A process uses only what it opened itself: after a
-    fork it starts with nothing open, and so does a copy.
+    Guarantees: Any number of threads may read, and two of them wait for each other only at the same shard. A process
+    uses only what it opened itself: after a fork it starts with nothing open, and so does a copy.
 
     Args:
         shards: What ``open`` is called with.
-        open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has a parameter ``start``, it returns an iterable that begins
-            with that record.
+        open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has a parameter
+            ``start``, it returns an iterable that begins with that record.
         counts: int64, shape ``(shards,)``: how many records each shard should have.
         cuts: How many shards are read in turn.
         window: How far the order moves a record within its cut.
@@ -74,7 +74,8 @@ class OpenShards:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards only the next attribute, and is never held while a shard is opened, read or closed
+        # guards only the next attribute, and is never held while a shard is opened, read or closed
+        self._lock = threading.Lock()
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
@@ -83,14 +84,16 @@ class OpenShards:
             one = self._entry(shard)
             try:
                 with one.lock:
-                    if one.closed:  # by another thread's `_tidy`, before this thread acquired the lock: take a new entry
+                    # by another thread's `_tidy`, before this thread acquired the lock: take a new entry
+                    if one.closed:
                         continue
                     if one.content is None:
                         one.content = self._opened(shard, numbers[0])
                     return one.content.read(numbers)
             finally:
                 # Without its lock: `_tidy` waits for the readers of what it closes, so two threads could wait for each
-                # other. `handles` may therefore be out of date, and a shard may be closed too early or too late; reading reopens it.
+                # other. `handles` may therefore be out of date, and a shard may be closed too early or too late;
+                # reading reopens it.
                 if one.handles != (handles := 0 if one.content is None else one.content.handles):
                     one.handles = handles
                     self._tidy()
@@ -107,15 +110,19 @@ class OpenShards:
     def __reduce__(self) -> Any:
         return OpenShards, (*self._arguments, self.owned, self.schedule)
 
-    def __del__(self, suppress: Any = contextlib.suppress) -> None:  # at interpreter exit the module may already be gone
+    # at interpreter exit the module may already be gone
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
         with suppress(Exception):
             if self._pid == os.getpid():
-                for one in self._shards.values():  # nothing else can be using them, and a finalizer must not wait for a lock
+                # nothing else can be using them, and a finalizer must not wait for a lock
+                for one in self._shards.values():
                     one.close(wait=False)
 
     def _entry(self, shard: int) -> _Shard:
         if self._pid != os.getpid():
-            self._start()  # another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be used
+            # another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be
+            # used
+            self._start()
         with self._lock:
             one = self._shards.setdefault(shard, _Shard())
             self._shards.move_to_end(shard)
@@ -128,13 +135,19 @@ class OpenShards:
             self.schedule.opening(0 if (loading := current.get()) is None else loading.epoch, shard)
         try:
             opened = opener(shards[shard], **({"start": first} if self._seeks else {}))
-            is_indexed = hasattr(opened, "__getitem__") and hasattr(opened, "__len__") and not isinstance(opened, IterableDataset)
+            is_indexed = (
+                hasattr(opened, "__getitem__")
+                and hasattr(opened, "__len__")
+                and not isinstance(opened, IterableDataset)
+            )
             if is_indexed and not self._seeks:
                 return _IndexedShard(label, int(counts[shard]), opened)
             if not self._seeks and not self.owned:
                 _say_if_read_by_all(label)
             again = functools.partial(opener, shards[shard])
-            return ForwardShard(label, int(counts[shard]), again, opened, first if self._seeks else None, window, self._most_readers)
+            return ForwardShard(
+                label, int(counts[shard]), again, opened, first if self._seeks else None, window, self._most_readers
+            )
         except Exception as exc:
             annotate(exc, f"while opening {label}")
             raise
@@ -142,15 +155,16 @@ class OpenShards:
     def _tidy(self) -> None:
         """Close the shards that were read to their end, and the least recently used ones, down to the limits."""
         with self._lock:
-            gone = self._beyond()  # the loop is not in here: Ctrl-C at its jump could leave the lock held (python/cpython#130279)
+            # the loop is not in here: Ctrl-C at its jump could leave the lock held (python/cpython#130279)
+            gone = self._beyond()
         for one in gone:  # without the lock, because another thread may be reading from it
             one.close()
 
     def _beyond(self) -> list[_Shard]:
         """Remove and return the shards to close, least recently used first: each read moves its shard to the end."""
         gone = []
-        # Handles beyond the limit, separately for each kind: a reader loses its position in the shard when it is closed, so it must not
-        # make way for files that can be read anywhere. Shards that are being opened (None) stay.
+        # Handles beyond the limit, separately for each kind: a reader loses its position in the shard when it is
+        # closed, so it must not make way for files that can be read anywhere. Shards that are being opened (None) stay.
         over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
         for one in self._shards.values():
             over[type(one.content)] += one.handles
@@ -206,7 +220,9 @@ class _IndexedShard:
                 records = samples_in(self._opened, gather(list(numbers)), len(numbers), "or drop __getitems__")
             except Exception as exc:
                 annotate(
-                    exc, f"in one of the records {', '.join(map(str, numbers[:8]))}{', …' if len(numbers) > 8 else ''} of {self._label}"
+                    exc,
+                    f"in one of the records {', '.join(map(str, numbers[:8]))}{', …' if len(numbers) > 8 else ''} of "
+                    f"{self._label}",
                 )
                 raise
             return list(records)
@@ -225,13 +241,16 @@ class _IndexedShard:
 
 
 def _say_if_read_by_all(label: str) -> None:
-    """Log once, in the first of several worker processes, that each of them reads every shard, because each batch has records of all lanes."""
+    """Log once, in the first of several worker processes, that each of them reads every shard, because each batch has
+    records of all lanes.
+    """
     info = get_worker_info()
     if info is not None and info.num_workers > 1 and info.id == 0 and first_time("read by all"):
         log.warning(
-            "%s can only be read forward, so each of the %d worker processes reads all shards from front to back. Write an index (python -m penstock index, for uncompressed "
-            'files), or use method="thread", in which workers share what was read, or use one worker. If reading costs more than transform=, pass '
-            "epoch_size= instead of counts=, which divides the shards among the workers.",
+            "%s can only be read forward, so each of the %d worker processes reads all shards from front to back. "
+            'Write an index (python -m penstock index, for uncompressed files), or use method="thread", in which '
+            "workers share what was read, or use one worker. If reading costs more than transform=, pass epoch_size= "
+            "instead of counts=, which divides the shards among the workers.",
             label,
             info.num_workers,
         )

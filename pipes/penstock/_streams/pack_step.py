@@ -30,29 +30,33 @@ _Size = tuple[int, int]
 
 @final
 class Pack(Shown):
-    """A step: pack sequences into rows of ``capacity`` places, like `Packs`, but without knowing their lengths in advance.
+    """A step: pack sequences into rows of ``capacity`` places, like `Packs`, but without knowing their lengths in
+    advance.
 
-    A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict of such fields, all of the same length. A
-    row is a dict of the fields (a bare sequence is called ``tokens``), padded to the capacity, with ``position_ids``, which restart in each sequence, and
-    ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding. With ``along`` or ``cu_seqlens`` it is
-    a row with media, as `Packs` makes it; its ``documents`` are the numbers of the records in the shard, as in
-    ``penstock.sample().index``. A step behind it that adds a field must keep the row, ``row["x"] = …``: in a batch, plain
-    dicts made of such rows would be stacked, and their offsets would not count through the batch.
+    A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict
+    of such fields, all of the same length. A row is a dict of the fields (a bare sequence is called ``tokens``), padded
+    to the capacity, with ``position_ids``, which restart in each sequence, and ``segment_ids``: 1 in the first
+    sequence, 2 in the second, …, 0 in the padding. With ``along`` or ``cu_seqlens`` it is a row with media, as `Packs`
+    makes it; its ``documents`` are the numbers of the records in the shard, as in ``penstock.sample().index``. A step
+    behind it that adds a field must keep the row, ``row["x"] = …``: in a batch, plain dicts made of such rows would be
+    stacked, and their offsets would not count through the batch.
 
-    *Best fit over a window.* A row begins with the oldest waiting sequence, and is filled with those of the others that leave the least room, one or two at
-    a time. With lognormal lengths that fills 99.8 %. At the end of the shard all waiting sequences are packed, longest first; the last row may be half empty.
+    *Best fit over a window.* A row begins with the oldest waiting sequence, and is filled with those of the others that
+    leave the least room, one or two at a time. With lognormal lengths that fills 99.8 %. At the end of the shard all
+    waiting sequences are packed, longest first; the last row may be half empty.
 
-    With ``crop`` there is no padding: the rest of a row is filled with the beginning of the shortest waiting sequence, whose end is dropped. Whatever does not fill
-    a row at the end of the shard is dropped as well. So every row is full, and every sequence in it starts at its beginning.
+    With ``crop`` there is no padding: the rest of a row is filled with the beginning of the shortest waiting sequence,
+    whose end is dropped. Whatever does not fill a row at the end of the shard is dropped as well. So every row is full,
+    and every sequence in it starts at its beginning.
 
     Args:
         capacity: Length of a row; if each token needs a target, one more than the model's context.
-        length: A function of one record that returns its length, for records that are not sequences, such as images and their number of patches. A row is then the list
-            of its records.
+        length: A function of one record that returns its length, for records that are not sequences, such as images and
+            their number of patches. A row is then the list of its records.
         pad: The padding value, or a dict of one per field; fields without one get 0.
         crop: Cut sequences to fill every row. Not with ``length``.
-        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``. Default: split
-            sequences, or truncate them with ``crop``; raise for other records.
+        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or
+            raise an ``"error"``. Default: split sequences, or truncate them with ``crop``; raise for other records.
         window: Maximum number of waiting sequences, unless they are tiny: at least two rows of them wait. They are in
             memory, with their media.
         along: See `Packs`. Not with ``length`` or ``crop``.
@@ -61,8 +65,8 @@ class Pack(Shown):
         cu_seqlens: See `Packs`. Not with ``length``.
 
     Raises:
-        ValueError: An argument is invalid. On reading: a record is not a sequence, has other fields or types than those before it in the shard, or is
-            too long.
+        ValueError: An argument is invalid. On reading: a record is not a sequence, has other fields or types than those
+            before it in the shard, or is too long.
     """
 
     __module__ = "penstock"
@@ -86,18 +90,27 @@ class Pack(Shown):
         if oversize not in (None, "split", "truncate", "error"):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
         if whole and (crop or oversize in ("split", "truncate")):
-            raise ValueError(f"crop={crop}, oversize={oversize!r} cut sequences, but with length= records stay whole. Drop one of them.")
+            raise ValueError(
+                f"crop={crop}, oversize={oversize!r} cut sequences, but with length= records stay whole. Drop one of "
+                f"them."
+            )
         if whole and (along or cu_seqlens):
             raise ValueError(
-                "along= and cu_seqlens= are for sequences, but with length= a row is the list of its records. Drop one of them."
+                "along= and cu_seqlens= are for sequences, but with length= a row is the list of its records. Drop one "
+                "of them."
             )
         if crop and (along or also):
-            raise ValueError("crop=True cuts sequences, but those with something in along= or also= must stay whole. Drop one of them.")
+            raise ValueError(
+                "crop=True cuts sequences, but those with something in along= or also= must stay whole. Drop one of "
+                "them."
+            )
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
         self.ragged = Ragged.of(along, cu_seqlens)
         self.limits = {name: _limit(name, given) for name, given in (also or {}).items()}
         # A callable, so that a state compares the values that the functions hold.
-        self.counts = partial(_counts, {name: function for name, (function, _) in also.items()}, self.limits) if also else None
+        self.counts = (
+            partial(_counts, {name: function for name, (function, _) in also.items()}, self.limits) if also else None
+        )
         self.length = length
         self.pad = checked_pad("pad", pad)
         self.crop = crop
@@ -108,7 +121,9 @@ class Pack(Shown):
         """The rows."""
         run = running()
         waiting = _Waiting(self.capacity, [*self.limits.values()])
-        rows = Rows(self.capacity, self.pad, "shard", "a step before", _HINT, self.ragged) if self.length is len else None
+        rows = (
+            Rows(self.capacity, self.pad, "shard", "a step before", _HINT, self.ragged) if self.length is len else None
+        )
         number = 0
 
         def row(*, last: bool) -> Any:
@@ -120,10 +135,13 @@ class Pack(Shown):
                 shortest = waiting.shortest()
                 pieces.append(shortest._replace(value={name: value[:room] for name, value in shortest.value.items()}))
             if run is not None:
-                run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run every piece has a tag
+                # within a run every piece has a tag
+                run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]
             number += 1
             values = [piece.value for piece in pieces]
-            return values if rows is None else rows.row(values, () if plain else [piece.more.document for piece in pieces])
+            return (
+                values if rows is None else rows.row(values, () if plain else [piece.more.document for piece in pieces])
+            )
 
         plain, more, came = self.counts is None and self.ragged is None, _PLAIN, count()
         for record in records:
@@ -137,7 +155,8 @@ class Pack(Shown):
                 whole = len(next(iter(fields.values())))
                 if not whole and (any(more.takes) or (more.document[1] and rows.has_any(more.document[1]))):
                     raise ValueError(
-                        "a record has no place for a token, but something in along= or also=, which would be left out. Drop it with a Filter."
+                        "a record has no place for a token, but something in along= or also=, which would be left out. "
+                        "Drop it with a Filter."
                     )
                 if whole > self.capacity:
                     if self.oversize == "error" or any(more.takes):
@@ -147,7 +166,9 @@ class Pack(Shown):
                 end = min(whole, self.capacity) if self.oversize == "truncate" else whole
                 for start in range(0, end, self.capacity):
                     stop = min(start + self.capacity, end)
-                    piece = fields if stop - start == whole else {name: value[start:stop] for name, value in fields.items()}
+                    piece = (
+                        fields if stop - start == whole else {name: value[start:stop] for name, value in fields.items()}
+                    )
                     waiting.add(_Piece(stop - start, piece, tag, more))
             while len(waiting) >= self.window and waiting.total >= 2 * self.capacity:
                 yield row(last=False)
@@ -181,7 +202,10 @@ class Pack(Shown):
 
     def _length(self, record: Any) -> int:
         length = whole_number(
-            "length(record)", self.length(record), 1, remedy="A row holds whole records that take at least one place each."
+            "length(record)",
+            self.length(record),
+            1,
+            remedy="A row holds whole records that take at least one place each.",
         )
         if length > self.capacity:
             self._refuse(length)
@@ -191,14 +215,17 @@ class Pack(Shown):
         also = ", or use oversize='split' or 'truncate'" if self.length is len and not any(takes) else ""
         why = ", and a record that takes some of a budget in also= is never cut" if any(takes) else ""
         raise ValueError(
-            f"a record has length {length}, but the capacity is {self.capacity}{why}. Raise the capacity, drop the record with a Filter{also}."
+            f"a record has length {length}, but the capacity is {self.capacity}{why}. Raise the capacity, drop the "
+            f"record with a Filter{also}."
         )
 
 
 def _limit(name: str, given: Any) -> int:
     """The limit of a budget in ``also``."""
     if not isinstance(given, tuple) or len(given) != 2 or not callable(given[0]):
-        raise ValueError(f"also[{name!r}]={given!r:.80} must be a tuple of a function of one record and the limit of a row.")
+        raise ValueError(
+            f"also[{name!r}]={given!r:.80} must be a tuple of a function of one record and the limit of a row."
+        )
     return whole_number(f"the limit of also[{name!r}]", given[1], 1)
 
 
@@ -208,7 +235,8 @@ def _counts(functions: dict[str, Callable[[Any], int]], limits: dict[str, int], 
     for name, takes in found.items():
         if takes > limits[name]:
             raise ValueError(
-                f"a record takes {takes} of {name!r}, but a row is limited to {limits[name]}. Raise the limit, or drop the record with a Filter."
+                f"a record takes {takes} of {name!r}, but a row is limited to {limits[name]}. Raise the limit, or drop "
+                f"the record with a Filter."
             )
     return found
 
@@ -266,7 +294,10 @@ class _Waiting:
         return self._pieces.pop(came)
 
     def take(self, *, last: bool) -> tuple[list[_Piece], int]:
-        """The pieces of the next row, in order of arrival, and the remaining room. ``last``: no more will come, so the row begins with the piece that is hardest to place, not the oldest."""
+        """The pieces of the next row, in order of arrival, and the remaining room.
+
+        ``last``: no more will come, so the row begins with the piece that is hardest to place, not the oldest.
+        """
         sizes = self._sizes
         first = sizes[bisect_left(sizes, (sizes[-1][0], 0))][1] if last else next(iter(self._pieces))
         length = self._pieces[first].length
@@ -275,7 +306,9 @@ class _Waiting:
         if self._limits:
             came_at = [*self._pieces]
             takes = np.array([(piece.length, *piece.more.takes) for piece in self._pieces.values()])
-            members = [came_at[at] for at in companions(takes, np.array([self._capacity, *self._limits]), came_at.index(first))]
+            members = [
+                came_at[at] for at in companions(takes, np.array([self._capacity, *self._limits]), came_at.index(first))
+            ]
             for came in members[1:]:
                 length = self._pieces[came].length
                 del sizes[bisect_left(sizes, (length, came))]

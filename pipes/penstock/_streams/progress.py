@@ -1,4 +1,6 @@
-"""Progress of penstock's own long work: tqdm's bar on a terminal, if tqdm is installed, or else an occasional log line."""
+"""Progress of penstock's own long work: tqdm's bar on a terminal, if tqdm is installed, or else an occasional log
+line.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +73,16 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def _bar(what: str, total: int, unit: str) -> Any:
-    """A bar of tqdm's, drawn only by the main thread of the main process: bars of several workers would overwrite each other. None without a terminal."""
+    """A bar of tqdm's, drawn only by the main thread of the main process: bars of several workers would overwrite each
+    other. None without a terminal.
+    """
     if threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None:
         return None
     try:
@@ -85,7 +91,15 @@ def _bar(what: str, total: int, unit: str) -> Any:
         class Bar(tqdm):  # type: ignore[misc]
             monitor_interval = 0  # no thread of its own
 
-        words = {"desc": what, "total": total, "unit": f" {unit}", "leave": False, "miniters": 1, "mininterval": _DRAW_S, "delay": _DRAW_S}
+        words = {
+            "desc": what,
+            "total": total,
+            "unit": f" {unit}",
+            "leave": False,
+            "miniters": 1,
+            "mininterval": _DRAW_S,
+            "delay": _DRAW_S,
+        }
         return Bar(**words) if sys.stderr.isatty() else None
     except (ImportError, AttributeError, ValueError):
         return None

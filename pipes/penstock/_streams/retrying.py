@@ -34,9 +34,12 @@ def iter_with_retries(
     seeks: bool = False,
     closing: Closing | None = None,
 ) -> Generator[Any]:
-    """The records of a shard, from one of them on. After an `OSError`, or a network error, the shard is reopened and read up to the same record.
+    """The records of a shard, from one of them on.
 
-    A shard that is missing or not readable for lack of permission is an error at once. Whatever was opened is always closed.
+    After an `OSError`, or a network error, the shard is reopened and read up to the same record.
+
+    A shard that is missing or not readable for lack of permission is an error at once. Whatever was opened is always
+    closed.
 
     Args:
         open: Opens the shard. Must return the same records in the same order every time.
@@ -45,12 +48,13 @@ def iter_with_retries(
         retries: How many times to retry without getting one record further.
         pause_s: Seconds to wait before the first retry; doubled before each further one, up to `LONGEST_PAUSE_S`.
         start: The number of the first record wanted.
-        seeks: Whether to call ``open(shard, start=number)``, so that it begins with the record wanted. Otherwise the records before it are read and discarded.
+        seeks: Whether to call ``open(shard, start=number)``, so that it begins with the record wanted. Otherwise the
+            records before it are read and discarded.
         closing: Interrupts a pause; the error is then raised.
 
     Raises:
-        OSError: The failure persists, or the shard has fewer records than ``start``, or than it had before an error. Every error has a note that names the shard
-            and the record.
+        OSError: The failure persists, or the shard has fewer records than ``start``, or than it had before an error.
+            Every error has a note that names the shard and the record.
     """
     number, tries = start, 0
     while True:
@@ -66,27 +70,40 @@ def iter_with_retries(
                 # Without this check, an early end after an error would be taken for the end of the shard.
                 if not seeks and (found := sum(1 for _ in itertools.islice(records, number))) < number:
                     raise OSError(
-                        f"{label} ends after {found} records, but should have at least {number}: it was cut short, or has changed."
+                        f"{label} ends after {found} records, but should have at least {number}: it was cut short, or "
+                        f"has changed."
                     )
                 if tries and (run := running()) is not None:
-                    run.at.made = None  # the failed attempt and the discarded records may have drawn from the record's random numbers
+                    # the failed attempt and the discarded records may have drawn from the record's random numbers
+                    run.at.made = None
                 for record in records:
                     yield record
                     number, tries = number + 1, 0
                 return
         except Exception as exc:
             tries += 1
-            gives_up = not may_be_temporary(exc) or tries > retries or not is_own_error(exc)  # a handler may raise a TimeoutError
+            # a handler may raise a TimeoutError
+            gives_up = not may_be_temporary(exc) or tries > retries or not is_own_error(exc)
             if not gives_up:
                 # Everything opened is closed by now, so that no useless connection stays open during the pause.
                 pause = min(pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S)
-                _logger.warning("%s. Reopening %s at record %d in %g s (%d of %d)", describe(exc), label, number, pause, tries, retries)
+                _logger.warning(
+                    "%s. Reopening %s at record %d in %g s (%d of %d)",
+                    describe(exc),
+                    label,
+                    number,
+                    pause,
+                    tries,
+                    retries,
+                )
                 if closing is None:
                     time.sleep(pause)
                 else:
                     gives_up = closing.wait(pause)
             if gives_up:
-                annotate(exc, (doing or f"in record {number} of {label}") + (f", tried {tries} times" if tries > 1 else ""))
+                annotate(
+                    exc, (doing or f"in record {number} of {label}") + (f", tried {tries} times" if tries > 1 else "")
+                )
                 raise
 
 

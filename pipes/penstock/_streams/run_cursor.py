@@ -1,4 +1,6 @@
-"""The position of a run over a shard: which record is being worked on, and what ``penstock.sample()`` returns meanwhile."""
+"""The position of a run over a shard: which record is being worked on, and what ``penstock.sample()`` returns
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class PassFacts:
 
 @final
 class RecordSample(Sample):  # type: ignore[misc]  # final for users
-    """A record, as a `Sample`: its seed is that of the shard, its epoch is the pass, and its position and index are the record's number in the shard."""
+    """A record, as a `Sample`: its seed is that of the shard, its epoch is the pass, and its position and index are the
+    record's number in the shard.
+    """
 
     def __init__(self, facts: PassFacts, number: int, source: str | None) -> None:
         self._facts = facts
@@ -60,7 +64,8 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
 
 @final
 class RecordId:
-    """The identity of a record; it travels with the record through `Shuffle` and `Pack`, so that its random numbers continue where they were.
+    """The identity of a record; it travels with the record through `Shuffle` and `Pack`, so that its random numbers
+    continue where they were.
 
     Attributes:
         number: Number of the record in its shard.
@@ -82,7 +87,8 @@ class RunCursor(Cursor, EndOfWalk):
         facts: See `PassFacts`.
         at: The record.
         place: Number of the last yielded item among those of its step, including those that a `Filter` dropped.
-        reading_drew: Whether reading a record for the next output drew from the global generators, as far as reading was watched.
+        reading_drew: Whether reading a record for the next output drew from the global generators, as far as reading
+            was watched.
         records: How many records were read.
         exhausted: Whether the last record was read.
         listed: The ids of the `Shuffle` steps listed directly in ``steps``.

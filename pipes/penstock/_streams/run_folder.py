@@ -12,7 +12,10 @@ from typing import Any, final
 
 @final
 class RunFolder:
-    """A temporary folder of one loader, deleted with this object in the process that made it. Every method works without it, as far as possible."""
+    """A temporary folder of one loader, deleted with this object in the process that made it.
+
+    Every method works without it, as far as possible.
+    """
 
     def __init__(self) -> None:
         self.path = os.devnull  # below which there is nothing

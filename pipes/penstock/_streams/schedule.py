@@ -1,6 +1,8 @@
-"""When the copied shards are needed next: shards needed soon are fetched ahead, and those needed last are evicted first.
+"""When the copied shards are needed next: shards needed soon are fetched ahead, and those needed last are evicted
+first.
 
-The order of the shards is a function of the position, so both are known. How long a shard takes to read is unknown, but only the order of events matters.
+The order of the shards is a function of the position, so both are known. How long a shard takes to read is unknown, but
+only the order of events matters.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ if TYPE_CHECKING:
 PASSES: Final = 4
 """How far ahead to look for the next use of a shard. Shards not needed until then are treated alike."""
 _AT_ONCE: Final = 4
-"""Shards that a process fetches at the same time: if a store takes 50 ms to respond, fetching 2 MB shards one after another gives a third of 40 MB/s."""
+"""Shards that a process fetches at the same time: if a store takes 50 ms to respond, fetching 2 MB shards one after
+another gives a third of 40 MB/s.
+"""
 _APART: Final = 1.5
-"""Maximum distance in passes between two lanes of a host: a lane last seen further away is now read by another host, or was read in an earlier run."""
+"""Maximum distance in passes between two lanes of a host: a lane last seen further away is now read by another host, or
+was read in an earlier run.
+"""
 
 
 def schedule_of(shards: Sequence[Any], opens: Callable[[int], Opens], lanes: int) -> Schedule | None:
@@ -38,7 +44,9 @@ def schedule_of(shards: Sequence[Any], opens: Callable[[int], Opens], lanes: int
         opens: Which shards are opened in a pass.
         lanes: Number of lanes.
     """
-    files, numbers = (shards.files, shards.file_numbers) if isinstance(shards, Pieces) else (shards, np.arange(len(shards)))
+    files, numbers = (
+        (shards.files, shards.file_numbers) if isinstance(shards, Pieces) else (shards, np.arange(len(shards)))
+    )
     if not len(files) or not isinstance(files[0], str) or kept_in(files[0]) is None:
         return None
     return Schedule(files, numbers, opens, lanes)
@@ -65,9 +73,12 @@ class Schedule:
         self._lanes = lanes
         self._notes = cache.notes
         self._ahead = cache.ahead
-        self._places = {name: number for number, path in enumerate(files) for name in hashes_of(address_at_source(path))}
+        self._places = {
+            name: number for number, path in enumerate(files) for name in hashes_of(address_at_source(path))
+        }
         self._now = 0.0
-        self._last: tuple[int, ...] = ()  # the files requested last, so that a file is not checked again for each of its shards
+        # the files requested last, so that a file is not checked again for each of its shards
+        self._last: tuple[int, ...] = ()
         self._errands = Errands(self._fetch, "penstock-ahead", _AT_ONCE)
         cache.needed = self.needed
 
@@ -80,9 +91,8 @@ class Schedule:
         rows = np.flatnonzero(opens.shards == shard)
         if not len(rows):
             return
-        row = rows[
-            np.abs(opens.times[rows] - self._now).argmin()
-        ]  # of two lanes in the same shard, one is at its end and the other at its beginning
+        # of two lanes in the same shard, one is at its end and the other at its beginning
+        row = rows[np.abs(opens.times[rows] - self._now).argmin()]
         lane, time = int(opens.lanes[row]), float(opens.times[row])
         self._now = time
         self._notes.saw(lane, time)
@@ -90,7 +100,9 @@ class Schedule:
             self._want(self._coming(lane, time, pass_), int(self._numbers[shard]))
 
     def needed(self) -> Callable[[str], float | None]:
-        """A function from a `file_hash` to when that file is needed next on this host; infinity if not soon, None for a file of other data."""
+        """A function from a `file_hash` to when that file is needed next on this host; infinity if not soon, None for a
+        file of other data.
+        """
         seen = self._notes.seen(self._lanes)
         seen[np.abs(seen - self._now) > _APART] = np.nan
         found = np.full(len(self._files), math.inf)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ShardKeys:
     """What the bookmarks of each shard are bound to: its name and, if it is a file, its `stamp`.
 
-    Looks at a file only once, and only when necessary, because there may be very many, and they may be remote. Later reads must find that version, also in other
-    processes of the loader, such as the replacement of a killed worker.
+    Looks at a file only once, and only when necessary, because there may be very many, and they may be remote. Later
+    reads must find that version, also in other processes of the loader, such as the replacement of a killed worker.
     """
 
     instances: ClassVar[weakref.WeakSet[ShardKeys]] = weakref.WeakSet()
@@ -80,7 +80,9 @@ class ShardKeys:
         return self._found.get(number)
 
     def check(self, number: int) -> None:
-        """Refuse a file whose version differs from what another process has seen, or from what is now on disk; remote files are compared by their readers."""
+        """Refuse a file whose version differs from what another process has seen, or from what is now on disk; remote
+        files are compared by their readers.
+        """
         path, then = self._path(number), self.stamp(number)
         if path is None or then is None:
             return

@@ -21,7 +21,9 @@ def named(shard: Any) -> Any:
 
 
 def names_of(shards: Sequence[Any]) -> str:
-    """A checksum of the names of ``shards``, in order. Files with the same name are distinguished by the part of their folders that differs.
+    """A checksum of the names of ``shards``, in order.
+
+    Files with the same name are distinguished by the part of their folders that differs.
 
     A file may be compressed later, so the compression suffix is omitted from its name.
     """

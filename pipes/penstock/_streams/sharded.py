@@ -1,4 +1,6 @@
-"""What `Shards` and `Stream` share: the shards, copies of them, and the transform; and the keyword arguments of formats."""
+"""What `Shards` and `Stream` share: the shards, copies of them, and the transform; and the keyword arguments of
+formats.
+"""
 
 from __future__ import annotations
 
@@ -82,11 +84,17 @@ class Sharded(Shown, Dataset[Any]):
         if {"cache_dir", "max_cache_size"} & {word for word, value in files.items() if value is not None}:
             if not isinstance(shards, Sequence) or not all(isinstance(shard, str | os.PathLike) for shard in shards):
                 raise TypeError(
-                    f"cache_dir={files.get('cache_dir')!r} keeps copies of files, so shards must be a list of paths, not {shards!r:.80}."
+                    f"cache_dir={files.get('cache_dir')!r} keeps copies of files, so shards must be a list of paths, "
+                    f"not {shards!r:.80}."
                 )
             reach = Reach(**files)
-            shards, open = reach.of([reached(os.fspath(shard), reach.storage_options) for shard in shards]), FromCopies(open)
-        self.shards: Sequence[Any] = shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))
+            shards, open = (
+                reach.of([reached(os.fspath(shard), reach.storage_options) for shard in shards]),
+                FromCopies(open),
+            )
+        self.shards: Sequence[Any] = (
+            shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))
+        )
         self._opener = open
         self._name = name
         self._settings = copy.deepcopy(settings)
@@ -108,13 +116,18 @@ class Sharded(Shown, Dataset[Any]):
     def _said(self, many: int) -> dict[str, Any]:
         """Settings that identify the first ``many`` shards."""
         more = {SHARD_NAMES: self._names(many)} if not isinstance(self.shards, range) else {}
-        more |= {"pieces": checksum(self.shards.file_numbers[:many].astype("<i8").tobytes())} if isinstance(self.shards, Pieces) else {}
+        more |= (
+            {"pieces": checksum(self.shards.file_numbers[:many].astype("<i8").tobytes())}
+            if isinstance(self.shards, Pieces)
+            else {}
+        )
         return {"shards": many, "dataset_length": len(self), **more}  # type: ignore[arg-type]
 
     def _check_grow(self, grow: bool, lanes: int | None) -> bool:
         if grow and lanes is None:
             raise ValueError(
-                "grow=True needs lanes=, because the default depends on the number of shards, and must stay as it is. Pass what the run has, or a multiple of the number of ranks."
+                "grow=True needs lanes=, because the default depends on the number of shards, and must stay as it is. "
+                "Pass what the run has, or a multiple of the number of ranks."
             )
         return grow
 
@@ -125,7 +138,10 @@ class Sharded(Shown, Dataset[Any]):
         return None if cache is None else cache.statistics()
 
     def close(self) -> None:
-        """Close the files that this process has open; garbage collection does the same. Idempotent. Reading opens them again."""
+        """Close the files that this process has open; garbage collection does the same.
+
+        Idempotent. Reading opens them again.
+        """
         raise NotImplementedError
 
     def _transformed(self, record: Any) -> Any:
@@ -133,7 +149,9 @@ class Sharded(Shown, Dataset[Any]):
 
 
 def close_shards(dataset: Any) -> None:
-    """Close the files opened by a pass over ``dataset``, if it is `Sharded` or a subset of such: the next reader may need only one shard, or be another process."""
+    """Close the files opened by a pass over ``dataset``, if it is `Sharded` or a subset of such: the next reader may
+    need only one shard, or be another process.
+    """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     if isinstance(dataset, Sharded):

@@ -22,49 +22,66 @@ if TYPE_CHECKING:
 
 @final
 class Shards(Sharded):
-    """Data in shards, such as files with many records each, whose number is known. Pass it to `Loader.from_dataset` like any dataset.
+    """Data in shards, such as files with many records each, whose number is known.
 
-    Behaves like any map-style dataset, the concatenation of its shards. It has its own order, a `ShardOrder`: with ``shuffle=True`` the
-    shards are shuffled in every epoch and read front to back, in lanes that take turns; without it, the records come in the order given. A shard that
-    supports indexing is read by position. A shard that can only be iterated is read forward, and records that were passed over are buffered until they are requested: at
-    most ``2 * window`` records plus a few batches per lane. The sequence is the same either way, with any number of workers and ranks, and after any resume.
+    Pass it to `Loader.from_dataset` like any dataset.
+
+    Behaves like any map-style dataset, the concatenation of its shards. It has its own order, a `ShardOrder`: with
+    ``shuffle=True`` the shards are shuffled in every epoch and read front to back, in lanes that take turns; without
+    it, the records come in the order given. A shard that supports indexing is read by position. A shard that can only
+    be iterated is read forward, and records that were passed over are buffered until they are requested: at most
+    ``2 * window`` records plus a few batches per lane. The sequence is the same either way, with any number of workers
+    and ranks, and after any resume.
 
     Records whose number is not known, or that are filtered, split or joined on the way, are a `Stream`.
 
-    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. The number of shards that a process has open is bounded: one per lane plus 4, or
-    64 shards with indexing if that is more; but never more than half of the files that the process may open.
+    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. The number of
+    shards that a process has open is bounded: one per lane plus 4, or 64 shards with indexing if that is more; but
+    never more than half of the files that the process may open.
 
     Args:
-        shards: One path, or any other value that ``open`` accepts, per shard; or the number of shards, which are then numbered 0, 1, 2, ….
-        open: Called with one of ``shards``. Returns an object with ``__len__`` and ``__getitem__`` (and ``__getitems__``, if that is faster), or an iterable
-            of records, always in the same order. If it has a parameter ``start``, it must return an iterable that begins with that record. If what it
-            returns has a ``close`` method, that is called. Worker processes need an ``open`` that can be pickled, unless they are forked.
+        shards: One path, or any other value that ``open`` accepts, per shard; or the number of shards, which are then
+            numbered 0, 1, 2, ….
+        open: Called with one of ``shards``. Returns an object with ``__len__`` and ``__getitem__`` (and
+            ``__getitems__``, if that is faster), or an iterable of records, always in the same order. If it has a
+            parameter ``start``, it must return an iterable that begins with that record. If what it returns has a
+            ``close`` method, that is called. Worker processes need an ``open`` that can be pickled, unless they are
+            forked.
         counts: The number of records in each shard. Checked when a shard is opened or has been read to its end.
-        lanes: See `ShardOrder`; without a shuffle the default is 1, and more interleave the records. For a large job choose a multiple of the number of ranks, and at least as
-            many lanes per rank as it has workers, to keep them all busy.
+        lanes: See `ShardOrder`; without a shuffle the default is 1, and more interleave the records. For a large job
+            choose a multiple of the number of ranks, and at least as many lanes per rank as it has workers, to keep
+            them all busy.
         most_lanes: Upper limit for the default ``lanes``, for shards of which only so many should be open at a time.
         window: See `ShardOrder`. Ignored without a shuffle.
         name: What error messages call a shard.
-        settings: JSON that must match when a state is loaded, in addition to the counts: anything else that determines which records there are.
-        transform: Applied to each record where it is loaded: decoding, augmentation. Its random numbers are those of the sample (``penstock.sample().rng``).
-        grow: A state that was saved when there were fewer shards loads, if they were the first of these. The epoch that had begun ends with those, and the next one has all. Requires ``lanes``.
-        **files: How files are reached, none of which is part of the state. ``storage_options``: passed to the fsspec file system that reads or copies paths with ``://``: keys, an endpoint,
-            headers. ``cache_dir``: a folder on a local disk for copies of shards that are files, shared by all processes of this host and kept for later runs; ``open`` is then called with the
-            path of the copy, or with the shard itself if there is no room or its version cannot be determined. ``max_cache_size``: the limit for all copies in that folder
-            together, in bytes or as a string such as ``"200GB"``. ``ahead``: how many shards per lane to copy before they are read, 1 by default.
+        settings: JSON that must match when a state is loaded, in addition to the counts: anything else that determines
+            which records there are.
+        transform: Applied to each record where it is loaded: decoding, augmentation. Its random numbers are those of
+            the sample (``penstock.sample().rng``).
+        grow: A state that was saved when there were fewer shards loads, if they were the first of these. The epoch that
+            had begun ends with those, and the next one has all. Requires ``lanes``.
+        **files: How files are reached, none of which is part of the state. ``storage_options``: passed to the fsspec
+            file system that reads or copies paths with ``://``: keys, an endpoint, headers. ``cache_dir``: a folder on
+            a local disk for copies of shards that are files, shared by all processes of this host and kept for later
+            runs; ``open`` is then called with the path of the copy, or with the shard itself if there is no room or its
+            version cannot be determined. ``max_cache_size``: the limit for all copies in that folder together, in bytes
+            or as a string such as ``"200GB"``. ``ahead``: how many shards per lane to copy before they are read, 1 by
+            default.
 
     Raises:
-        ValueError: ``counts`` are missing, or not one per shard; or an argument is out of bounds. On reading: a shard has more or fewer records than it should.
-        TypeError: ``shards`` is a single path; ``open`` is not callable; or an argument is unknown, or one of a `Stream`. On reading: ``open`` returned something that has no records.
+        ValueError: ``counts`` are missing, or not one per shard; or an argument is out of bounds. On reading: a shard
+            has more or fewer records than it should.
+        TypeError: ``shards`` is a single path; ``open`` is not callable; or an argument is unknown, or one of a
+            `Stream`. On reading: ``open`` returned something that has no records.
     """
 
     __module__ = "penstock"
 
     refused: ClassVar = dict.fromkeys(
         ("epoch_size", "steps", "bookmarks", "retries", "on_error"),
-        "That is for a stream, whose records are not counted: penstock.Stream(shards, open, epoch_size=…, steps=[…]); or epoch_size= and no counts= or "
-        "index=, if a function of penstock.formats made these Shards. For counted records drop it: transform= changes records one by one, and "
-        "penstock.filtered selects some.",
+        "That is for a stream, whose records are not counted: penstock.Stream(shards, open, epoch_size=…, steps=[…]); "
+        "or epoch_size= and no counts= or index=, if a function of penstock.formats made these Shards. For counted "
+        "records drop it: transform= changes records one by one, and penstock.filtered selects some.",
     )
 
     def __init__(
@@ -86,9 +103,10 @@ class Shards(Sharded):
         self.grows = self._check_grow(grow, lanes)
         if counts is None:
             raise ValueError(
-                "counts=None: the order needs the number of records in each shard. Pass counts=; or write an index of the files once, with "
-                "python -m penstock index, and read them with penstock.formats; or read the shards without counting them: "
-                "penstock.Stream(shards, open, epoch_size=…), where epoch_size is the number of items in an epoch."
+                "counts=None: the order needs the number of records in each shard. Pass counts=; or write an index of "
+                "the files once, with python -m penstock index, and read them with penstock.formats; or read the "
+                "shards without counting them: penstock.Stream(shards, open, epoch_size=…), where epoch_size is the "
+                "number of items in an epoch."
             )
         order = ShardOrder(counts, usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes, window)
         self.counts: np.ndarray = np.asarray(counts).astype(np.int64)
@@ -101,7 +119,8 @@ class Shards(Sharded):
         self._starts = self._ends - self.counts
         self._open = OpenShards(self.shards, self._opener, self.counts, self._cuts, window, name)
         if transform is not None:
-            self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each sample has its own random numbers, and each error names its sample
+            # one by one, so that each sample has its own random numbers, and each error names its sample
+            self.__getitems__ = None  # type: ignore[method-assign,assignment]
 
     def details(self) -> dict[str, Any]:
         return {"shards": len(self.shards), "records": len(self), "lanes": self._cuts}
@@ -148,7 +167,8 @@ class Shards(Sharded):
         self._open.schedule = schedule_of(self.shards, order.opens, order.cuts)
         self._open.owned = reads_forward(self._opener)
         if self._open.owned:
-            # In lanes that `ShardOrder` cuts out of an epoch, whose end is known. Tells the loader to give each to one worker.
+            # In lanes that `ShardOrder` cuts out of an epoch, whose end is known. Tells the loader to give each to one
+            # worker.
             self.forward_cuts: int | None = order.cuts
         return order
 
@@ -173,7 +193,9 @@ class Shards(Sharded):
         return said
 
     def read_by_all(self) -> None:
-        """Called by a loader that does not follow `order`, or has no fixed workers: then no lane belongs to a single worker."""
+        """Called by a loader that does not follow `order`, or has no fixed workers: then no lane belongs to a single
+        worker.
+        """
         self.forward_cuts = None
         self._open.owned = False
 

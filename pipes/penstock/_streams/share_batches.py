@@ -1,7 +1,9 @@
-"""ShareBatches: the batches that ``lanes`` workers of a `DataLoader` would make of an ``IterableDataset`` in its own epochs, by slot.
+"""ShareBatches: the batches that ``lanes`` workers of a `DataLoader` would make of an ``IterableDataset`` in its own
+epochs, by slot.
 
-A `DataLoader` asks its workers in turn, so batch j of worker k is slot ``j * lanes + k``, and an epoch is all slots that are not empty. Only who reads a worker's share
-finds out where it ends. So a slot past the end is answered with `Nothing`, which the `SlotSource` is told.
+A `DataLoader` asks its workers in turn, so batch j of worker k is slot ``j * lanes + k``, and an epoch is all slots
+that are not empty. Only who reads a worker's share finds out where it ends. So a slot past the end is answered with
+`Nothing`, which the `SlotSource` is told.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 class ShareBatches:
     """Slot s is batch ``s div lanes`` of worker ``s mod lanes``, in the epoch of ``penstock.sample()``.
 
-    ``transform`` and ``collate_fn`` see the worker info of the share, and ``transform`` sees the item as ``penstock.sample()``. For one thread at a time.
+    ``transform`` and ``collate_fn`` see the worker info of the share, and ``transform`` sees the item as
+    ``penstock.sample()``. For one thread at a time.
 
     Args:
         shares: Of the dataset.
@@ -120,8 +123,10 @@ class _Lane(EndOfWalk):
             return None
         if self._failed is not None and number > self._failed[0]:
             raise SourceError(
-                f"{self._of.shares.label(self._worker)} raised {type(self._failed[1]).__name__} earlier in epoch {epoch}, so what it yields after that is unknown. Load a state from "
-                f"before the error, or choose another epoch with set_epoch. A Stream(dataset, lanes=…, epoch_size=…) begins the worker's next pass instead."
+                f"{self._of.shares.label(self._worker)} raised {type(self._failed[1]).__name__} earlier in epoch "
+                f"{epoch}, so what it yields after that is unknown. Load a state from before the error, or choose "
+                f"another epoch with set_epoch. A Stream(dataset, lanes=…, epoch_size=…) begins the worker's next pass "
+                f"instead."
             ) from self._failed[1]
         try:
             run = self._run or self._open(epoch, number * size)

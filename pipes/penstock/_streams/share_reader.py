@@ -1,11 +1,11 @@
 """ShareReader: the items that one worker of a `DataLoader` would yield in one pass, wherever they are read.
 
-It iterates over a copy of the dataset, which sees itself as that worker in ``torch.utils.data.get_worker_info``. Torch has one worker info per process, so it is set only
-while the copy works, and one thread at a time.
+It iterates over a copy of the dataset, which sees itself as that worker in ``torch.utils.data.get_worker_info``. Torch
+has one worker info per process, so it is set only while the copy works, and one thread at a time.
 
-Each item is read with the global generators seeded by (seed, pass, worker, number), and restored afterwards. That costs 100 us, so a dataset that draws
-nothing is only watched after a while. If it draws nevertheless, the share is read again, seeded: what came before was not drawn.
-A look takes 1 us in a loop, and 5 us after a sample that slept 1 ms.
+Each item is read with the global generators seeded by (seed, pass, worker, number), and restored afterwards. That costs
+100 us, so a dataset that draws nothing is only watched after a while. If it draws nevertheless, the share is read
+again, seeded: what came before was not drawn. A look takes 1 us in a loop, and 5 us after a sample that slept 1 ms.
 """
 
 from __future__ import annotations
@@ -94,12 +94,16 @@ class ShareReader(Iterator[Any], EndOfWalk):
         return next((one for one in (self.data, self._iterator) if is_stateful(one)), None)
 
     def state(self) -> Any:
-        """The state of the `holder`, before item ``n``; None if there is none, or what came after that item was read already."""
+        """The state of the `holder`, before item ``n``; None if there is none, or what came after that item was read
+        already.
+        """
         with seen_as(self._info):
             return None if self._ahead or self.holder is None else self.holder.state_dict()
 
     def goes_to(self, n: int, state: Any, sums: list[str], *, late: bool) -> bool:
-        """Go to item ``n`` by ``state``, before anything is read. Returns whether the items with the checksums ``sums`` come next.
+        """Go to item ``n`` by ``state``, before anything is read.
+
+        Returns whether the items with the checksums ``sums`` come next.
 
         ``late``: load the state after ``iter``, for a dataset that begins afresh there.
         """
@@ -139,7 +143,10 @@ class ShareReader(Iterator[Any], EndOfWalk):
 
 
 class LateDraw(Exception):
-    """An item drew from the global generators that was not seeded, because nothing had drawn before. They are as they were."""
+    """An item drew from the global generators that was not seeded, because nothing had drawn before.
+
+    They are as they were.
+    """
 
 
 @final
@@ -158,7 +165,9 @@ class ItemSeeding:
         self._watch = GlobalRngSnapshot()
 
     def several(self, read: Callable[[], T]) -> T:
-        """``read()``, which reads several items of a share, and nothing else. Once nothing seems to draw, they are watched together.
+        """``read()``, which reads several items of a share, and nothing else.
+
+        Once nothing seems to draw, they are watched together.
 
         Raises:
             LateDraw: One of them drew. The share must be read again.

@@ -1,10 +1,14 @@
-"""ShareStates: states of a dataset that is read forward, as facts that can be checked. They save time when a share is read again, and nothing else.
+"""ShareStates: states of a dataset that is read forward, as facts that can be checked.
 
-A mark says: after n items of a share, the dataset was in this state, and the items with these checksums came next. So a state that leaves something out (a shuffle
-buffer, a half-filled pack) is found false when it is used, and the share is read from its beginning. What shows only behind these items is not found, such as
-a generator of the dataset that is not in the state and draws once per file.
+They save time when a share is read again, and nothing else.
 
-A worker's marks are one small file, replaced as a whole by whichever process reads the worker. The last writer wins, and what is lost costs only time.
+A mark says: after n items of a share, the dataset was in this state, and the items with these checksums came next. So a
+state that leaves something out (a shuffle buffer, a half-filled pack) is found false when it is used, and the share is
+read from its beginning. What shows only behind these items is not found, such as a generator of the dataset that is not
+in the state and draws once per file.
+
+A worker's marks are one small file, replaced as a whole by whichever process reads the worker. The last writer wins,
+and what is lost costs only time.
 """
 
 from __future__ import annotations
@@ -58,7 +62,9 @@ class ShareStates:
 
     def before(self, worker: int, pass_: int, n: int) -> list[Mark]:
         """The marks of a share up to item ``n``, the nearest one first."""
-        return [mark for mark in reversed(self._read(worker)) if mark.pass_ == pass_ and mark.n <= n] if self.used else []
+        return (
+            [mark for mark in reversed(self._read(worker)) if mark.pass_ == pass_ and mark.n <= n] if self.used else []
+        )
 
     def add(self, worker: int, mark: Mark) -> None:
         """Keep ``mark``.
@@ -102,14 +108,18 @@ def checksum_of_item(item: Any) -> str:
 
 class _ByContent(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
-        """What stands for a tensor, whose own pickle has its address in memory, and for a set, which has another order in each process."""
+        """What stands for a tensor, whose own pickle has its address in memory, and for a set, which has another order
+        in each process.
+        """
         if isinstance(obj, torch.Tensor):
             obj = obj.as_subclass(torch.Tensor)
         return json.dumps(encoded(obj, "item")) if isinstance(obj, torch.Tensor | set | frozenset) else None
 
 
 def _least_useful(marks: list[Mark]) -> int:
-    """Which of ``marks``, in order, to drop: one of an earlier pass, or that with the smallest gap around it for its distance from the last one."""
+    """Which of ``marks``, in order, to drop: one of an earlier pass, or that with the smallest gap around it for its
+    distance from the last one.
+    """
     if marks[0].pass_ != marks[-1].pass_:
         return 0
     gaps = [(right.n - left.n) / (marks[-1].n - middle.n) for (left, middle), (_, right) in pairwise(pairwise(marks))]

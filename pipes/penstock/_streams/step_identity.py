@@ -1,4 +1,5 @@
-"""What distinguishes two lists of steps: names, settings and values, for saved states; and also their code, for bookmarks.
+"""What distinguishes two lists of steps: names, settings and values, for saved states; and also their code, for
+bookmarks.
 
 Values become JSON: what a function or an object holds, identical in every process in which it is equal.
 """
@@ -51,16 +52,22 @@ def step_settings(steps: Sequence[Any]) -> list[dict[str, Any]]:
     said = []
     for number, step in enumerate(steps):
         if not callable(step):
-            raise TypeError(f"steps[{number}] is {step!r:.80}, but a step must be a function from an iterator to an iterator.")
+            raise TypeError(
+                f"steps[{number}] is {step!r:.80}, but a step must be a function from an iterator to an iterator."
+            )
         try:
             said.append(json.loads(json.dumps(named(step))))
         except (TypeError, ValueError) as exc:
-            raise TypeError(f"settings() and version of steps[{number}], {named_only(step)}, must be JSON: {exc}") from exc
+            raise TypeError(
+                f"settings() and version of steps[{number}], {named_only(step)}, must be JSON: {exc}"
+            ) from exc
     return said
 
 
 def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """The plain values that each step without ``settings()`` holds, by step and name. JSON; long values are replaced by checksums.
+    """The plain values that each step without ``settings()`` holds, by step and name.
+
+    JSON; long values are replaced by checksums.
 
     Values that are not plain are omitted, and this is logged once.
     """
@@ -71,8 +78,8 @@ def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
             found[f"steps[{number}] {named_only(step)}"] = holds
         if values.left_out and first_time(named_only(step), *values.left_out):
             _logger.warning(
-                "steps[%d], %s, holds %s, which a saved state cannot compare: a state would load silently even if it differs. Give the step (or the object) a "
-                "settings() that returns what matters as JSON, or a version.",
+                "steps[%d], %s, holds %s, which a saved state cannot compare: a state would load silently even if it "
+                "differs. Give the step (or the object) a settings() that returns what matters as JSON, or a version.",
                 number,
                 named_only(step),
                 ", ".join(values.left_out),
@@ -81,7 +88,9 @@ def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
 
 
 def code_hash(steps: Sequence[Any]) -> str:
-    """A hash of the settings and values of ``steps``, and of the user's code that they are known to run. The same in every process of one version of Python.
+    """A hash of the settings and values of ``steps``, and of the user's code that they are known to run.
+
+    The same in every process of one version of Python.
 
     Bookmarks need the code, because a count from before an edit would mislead a seek.
     """
@@ -134,7 +143,8 @@ class PlainValues:
     """Turns values into JSON that is identical wherever the values are equal: in a script or a module, in any process.
 
     Args:
-        code: Also include the code of the user's functions and classes, and of those that they name; and look into every object.
+        code: Also include the code of the user's functions and classes, and of those that they name; and look into
+            every object.
 
     Attributes:
         left_out: The values that are not plain: where each is held, and its type.
@@ -143,7 +153,8 @@ class PlainValues:
     def __init__(self, *, code: bool = False) -> None:
         self.left_out: list[str] = []
         self._code = code
-        self._met: dict[int, tuple[int, Any]] = {}  # functions, classes and objects; includes the object itself, so that its id stays taken
+        # functions, classes and objects; includes the object itself, so that its id stays taken
+        self._met: dict[int, tuple[int, Any]] = {}
 
     def of(self, value: Any, where: str = "") -> Any:
         """``value`` as JSON; `_OUT` if it is not plain."""
@@ -168,7 +179,10 @@ class PlainValues:
         elif isinstance(value, set | frozenset):
             return sorted(self._all(value, where), key=text_of)
         elif isinstance(value, dict):
-            return self._dict({key if isinstance(key, str) else text_of(self.of(key, where)): item for key, item in value.items()}, where)
+            return self._dict(
+                {key if isinstance(key, str) else text_of(self.of(key, where)): item for key, item in value.items()},
+                where,
+            )
         elif isinstance(value, CodeType):
             return self._code_of(value)
         elif isinstance(value, ModuleType):
@@ -181,7 +195,10 @@ class PlainValues:
     def held(self, holder: Any, where: str = "") -> dict[str, Any]:
         """The values that a function or an object holds, by name."""
         if isinstance(holder, functools.partial):
-            return {**self.held(holder.func, where), **self._dict({**dict(enumerate(holder.args)), **holder.keywords}, where)}
+            return {
+                **self.held(holder.func, where),
+                **self._dict({**dict(enumerate(holder.args)), **holder.keywords}, where),
+            }
         if isinstance(holder, MethodType):
             return {**self._dict({"self": holder.__self__}, where), **self.held(holder.__func__, where)}
         if isinstance(holder, FunctionType):
@@ -198,7 +215,9 @@ class PlainValues:
             return self._dict({"itself": holder}, where)
         values = _held_by_object(holder)
         if ours and not self._code:  # settings() covers the rest
-            return {name: more for name, value in values.items() if callable(value) and (more := self.held(value, name))}
+            return {
+                name: more for name, value in values.items() if callable(value) and (more := self.held(value, name))
+            }
         return self._dict(values, where)
 
     def _all(self, values: Iterable[Any], where: str) -> list[Any]:
@@ -209,7 +228,10 @@ class PlainValues:
         return {name: found for name, value, path in places if (found := self.of(value, path)) is not _OUT}
 
     def _once(self, value: Any, where: str) -> Any:
-        """A function, a class or an object. If it occurs inside itself, or again next to its code, its name is enough."""
+        """A function, a class or an object.
+
+        If it occurs inside itself, or again next to its code, its name is enough.
+        """
         if isinstance(value, type) and not (self._code and is_users(value)):
             return value.__qualname__
         function = getattr(value, "__func__", value)
@@ -239,7 +261,9 @@ class PlainValues:
         return said
 
     def _is_opaque(self, value: Any) -> bool:
-        """Whether only the type of an object is known: it belongs to a library, or is not callable and so is not a step."""
+        """Whether only the type of an object is known: it belongs to a library, or is not callable and so is not a
+        step.
+        """
         known = _says(value) or dataclasses.is_dataclass(value) or type(value).__module__.startswith("penstock")
         return not known and not ((callable(value) or self._code) and is_users(type(value)))
 
@@ -254,9 +278,16 @@ class PlainValues:
         said: dict[str, Any] = {"name": [base.__qualname__ for base in kind.__mro__], **self._dict(_data_of(kind), "")}
         for base in filter(is_users, reversed(kind.__mro__)):
             for name, member in sorted(vars(base).items()):
-                parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
-                # Python 3.14's function that makes the annotations holds all that the class does, its module's name too.
-                if functions := [part for part in parts if isinstance(part, FunctionType) and part.__name__ != "__annotate__"]:
+                parts = (
+                    (member.fget, member.fset)
+                    if isinstance(member, property)
+                    else (getattr(member, "__func__", member),)
+                )
+                # Python 3.14's function that makes the annotations holds all that the class does, its module's name
+                # too.
+                if functions := [
+                    part for part in parts if isinstance(part, FunctionType) and part.__name__ != "__annotate__"
+                ]:
                     said[f"{name} of {base.__qualname__}"] = self._all(functions, "")
         return said
 
@@ -273,7 +304,10 @@ def _held_by_function(function: FunctionType) -> dict[str, Any]:
 
 
 def _held_by_object(holder: Any) -> dict[str, Any]:
-    """The attributes of an object and of those of its classes that the user defined. What ``__getstate__`` omits is not a value."""
+    """The attributes of an object and of those of its classes that the user defined.
+
+    What ``__getstate__`` omits is not a value.
+    """
     if dataclasses.is_dataclass(holder):
         state: Any = {field.name: getattr(holder, field.name, None) for field in dataclasses.fields(holder)}
     else:
@@ -291,7 +325,11 @@ def _held_by_object(holder: Any) -> dict[str, Any]:
 def _data_of(kind: type) -> dict[str, Any]:
     """The plain attributes of the user's classes."""
     members = {name: value for base in filter(is_users, reversed(kind.__mro__)) for name, value in vars(base).items()}
-    return {name: value for name, value in members.items() if type(value) in _DATA and not name.startswith("__") and name not in _WORDS}
+    return {
+        name: value
+        for name, value in members.items()
+        if type(value) in _DATA and not name.startswith("__") and name not in _WORDS
+    }
 
 
 def text_of(value: Any) -> str:

@@ -1,7 +1,8 @@
-"""Steps: functions applied to the records of a shard one after another, when the number of outputs is not known in advance.
+"""Steps: functions applied to the records of a shard one after another, when the number of outputs is not known in
+advance.
 
-A step is any callable from an iterator to an iterator. The steps of a shard start with its first record and end with its last one, so its outputs are
-a pure function of (seed, pass, shard), and rereading the shard gives the same outputs.
+A step is any callable from an iterator to an iterator. The steps of a shard start with its first record and end with
+its last one, so its outputs are a pure function of (seed, pass, shard), and rereading the shard gives the same outputs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Step: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
-"""A function of the records of one shard, or of the outputs of the step before it. When a state is loaded, the step's name and the plain values that it holds must
-match: attributes, defaults, and the values in a closure or a ``functools.partial``. A step may have
+"""A function of the records of one shard, or of the outputs of the step before it. When a state is loaded, the step's
+name and the plain values that it holds must match: attributes, defaults, and the values in a closure or a
+``functools.partial``. A step may have
 
 - ``settings()``: JSON that must match instead of those values,
 - ``version``: a number or string to change by hand when the code changes in a way that nothing else shows,
@@ -80,9 +82,10 @@ class Filter(Shown):
 class Shuffle(Shown):
     """A step: shuffle within a sliding window, as `SlidingOrder` does.
 
-    Record j gets the key ``j + window * u``, with u uniform in [0, 1), and the records are sorted by key. A `Filter` before this step does not change
-    the order of the remaining records. The step mixes about as well as a shuffle buffer of half the window, holds about half the window in memory, and is
-    emptied at the end of the shard. Neighbours in the global sequence come from different shards anyway, so a small window is enough.
+    Record j gets the key ``j + window * u``, with u uniform in [0, 1), and the records are sorted by key. A `Filter`
+    before this step does not change the order of the remaining records. The step mixes about as well as a shuffle
+    buffer of half the window, holds about half the window in memory, and is emptied at the end of the shard. Neighbours
+    in the global sequence come from different shards anyway, so a small window is enough.
 
     Args:
         window: In records, from 0 to 2**30; 0 and 1 leave them in order.
@@ -150,19 +153,25 @@ _BLOCK = 1 << _BLOCK_BITS
 
 @final
 class ShardRun(Iterator[Any]):
-    """The outputs of ``steps`` over the records of one shard, in order. Reads nothing before the first ``next``. For one thread at a time.
+    """The outputs of ``steps`` over the records of one shard, in order.
 
-    While a step works, ``penstock.sample()`` is the record that it took last: ``index`` is the record's number, and its random numbers are keyed by
-    (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and `Pack`. The run closes its steps at the end, after an error,
-    and on `close`.
+    Reads nothing before the first ``next``. For one thread at a time.
+
+    While a step works, ``penstock.sample()`` is the record that it took last: ``index`` is the record's number, and its
+    random numbers are keyed by (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and
+    `Pack`. The run closes its steps at the end, after an error, and on `close`.
     """
 
-    def __init__(self, records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int, given: Any = None) -> None:
+    def __init__(
+        self, records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int, given: Any = None
+    ) -> None:
         self._records = records
         self._iterator = iter(records)
         self._steps = list(steps)
         self._shard = shard
-        self._cursor = RunCursor(PassFacts(seed, pass_, shard, given), frozenset(id(step) for step in self._steps if type(step) is Shuffle))
+        self._cursor = RunCursor(
+            PassFacts(seed, pass_, shard, given), frozenset(id(step) for step in self._steps if type(step) is Shuffle)
+        )
         self._ahead: deque[tuple[RecordId, Any]] = deque()
         self._room = _held(self._steps)
         self._read = False  # whether the last record was read ahead
@@ -176,7 +185,10 @@ class ShardRun(Iterator[Any]):
             shuffled = shuffled or (type(step) is Shuffle and step.window > 1)
 
     def begin_near(self, output: int) -> int:
-        """Skip outputs before ``output``, if the records can go there by themselves. Returns how many; 0 with steps, which may hold some."""
+        """Skip outputs before ``output``, if the records can go there by themselves.
+
+        Returns how many; 0 with steps, which may hold some.
+        """
         seek = getattr(self._records, "seek", None)
         if self._steps or seek is None or not output:
             return 0
@@ -209,7 +221,9 @@ class ShardRun(Iterator[Any]):
         return bool(self._ahead) or self._cursor.exhausted
 
     def read_ahead(self) -> bool:
-        """Read a record before a step asks for one, unless as many are already waiting as the first `Shuffle` holds. Returns whether there may be more.
+        """Read a record before a step asks for one, unless as many are already waiting as the first `Shuffle` holds.
+
+        Returns whether there may be more.
 
         An error is stored, and raised when a step asks for that record.
         """
@@ -220,7 +234,8 @@ class ShardRun(Iterator[Any]):
             number = cursor.records + waiting
             token, at = current.set(cursor), cursor.at
             try:
-                # Reading may draw random numbers, so a record needs its name before it is read; record 0 has had one since the run was made.
+                # Reading may draw random numbers, so a record needs its name before it is read; record 0 has had one
+                # since the run was made.
                 cursor.at = tag = RecordId(number) if number else at
                 record = next(self._iterator, _END)
             except Exception as exc:
@@ -237,8 +252,8 @@ class ShardRun(Iterator[Any]):
     def depends_on_pass(self) -> bool:
         """Whether the number of outputs may differ in another pass or with another seed.
 
-        This holds if a `Shuffle` comes before a step that does not keep the count, if a step drew random numbers, and until the run reaches its
-        end: if an error cuts it short, a `Shuffle` determines what has come out by then.
+        This holds if a `Shuffle` comes before a step that does not keep the count, if a step drew random numbers, and
+        until the run reaches its end: if an error cuts it short, a `Shuffle` determines what has come out by then.
         """
         return self._cursor.facts.drew_randomness or not self._ended
 
@@ -295,15 +310,19 @@ class ShardRun(Iterator[Any]):
     def _drew(self, while_reading: bool) -> None:
         if not while_reading:
             raise GraphError(
-                f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). Such draws depend on what else this "
-                f"process has done, so the outputs would differ on other ranks, with other workers and after a resume. Draw from penstock.sample().rng or "
-                f"penstock.sample().torch_generator, which belong to the record; or, if no output depends on the draws, from a separate random.Random()."
+                f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or "
+                f"torch). Such draws depend on what else this process has done, so the outputs would differ on other "
+                f"ranks, with other workers and after a resume. Draw from penstock.sample().rng or "
+                f"penstock.sample().torch_generator, which belong to the record; or, if no output depends on the "
+                f"draws, from a separate random.Random()."
             )
         self._cursor.facts.drew_randomness = True
-        if first_time("reading drew"):  # e.g. a network library that waits a random time before a retry, which is harmless
+        # e.g. a network library that waits a random time before a retry, which is harmless
+        if first_time("reading drew"):
             _logger.warning(
-                "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on these draws, they will differ after a resume: draw "
-                "from penstock.sample().rng or penstock.sample().torch_generator instead.",
+                "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records "
+                "depend on these draws, they will differ after a resume: draw from penstock.sample().rng or "
+                "penstock.sample().torch_generator instead.",
                 self._shard,
             )
 
@@ -342,7 +361,9 @@ def _held(steps: Sequence[Step]) -> int:
 
 
 def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[RecordId, Any]]) -> Generator[Any]:
-    """The records, those read ``ahead`` first, each with a `RecordId`, which is set before the record is read because reading may draw random numbers."""
+    """The records, those read ``ahead`` first, each with a `RecordId`, which is set before the record is read because
+    reading may draw random numbers.
+    """
     before = tag = cursor.at
     while True:
         if ahead:
@@ -371,7 +392,8 @@ def _watched(records: Iterator[Any], cursor: RunCursor) -> Any:
 def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool) -> Generator[Any]:
     """The outputs of a user's step.
 
-    The step continues with its current record, although others were worked on in the meantime. ``counts``: its outputs are renumbered.
+    The step continues with its current record, although others were worked on in the meantime. ``counts``: its outputs
+    are renumbered.
     """
     outputs = _opened(step, place, items)
     tag, number = cursor.at, 0
@@ -381,10 +403,13 @@ def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool
             try:
                 item = next(outputs)
             except StopIteration as stop:
-                if items.gi_frame is not None and _frames(stop.__traceback__) > isinstance(type(outputs).__next__, FunctionType):
+                if items.gi_frame is not None and _frames(stop.__traceback__) > isinstance(
+                    type(outputs).__next__, FunctionType
+                ):
                     raise RuntimeError(
-                        f"{_name(step, place)} raised StopIteration in the middle of the shard, from a function that it calls, such as next() without a default. That "
-                        f"would have ended the shard silently. Catch it there; a step that wants to end early returns."
+                        f"{_name(step, place)} raised StopIteration in the middle of the shard, from a function that "
+                        f"it calls, such as next() without a default. That would have ended the shard silently. Catch "
+                        f"it there; a step that wants to end early returns."
                     ) from stop
                 return
             tag = cursor.at
@@ -403,20 +428,22 @@ def _opened(step: Step, number: int, items: Any) -> Iterator[Any]:
         if getgeneratorstate(items) == GEN_CREATED:  # no record was read, so the error does not belong to a record
             annotate(
                 exc,
-                f"{_name(step, number)} was called with the iterator over a shard, not with one record. Pass a predicate as penstock.Filter(predicate), "
-                f"and a function of one record as transform=.",
+                f"{_name(step, number)} was called with the iterator over a shard, not with one record. Pass a "
+                f"predicate as penstock.Filter(predicate), and a function of one record as transform=.",
             )
         raise
     try:
         iterator = iter(outputs)
     except TypeError as exc:
         raise TypeError(
-            f"{_name(step, number)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a generator function, with yield."
+            f"{_name(step, number)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a "
+            f"generator function, with yield."
         ) from exc
     if id(iterator) == id(step):
         raise TypeError(
-            f"{_name(step, number)} returned itself as the iterator. All lanes run the same step at the same time, each over its own shard, so they would take each other's "
-            f"records. Write __call__ as a generator, with yield, and keep its state in local variables."
+            f"{_name(step, number)} returned itself as the iterator. All lanes run the same step at the same time, "
+            f"each over its own shard, so they would take each other's records. Write __call__ as a generator, with "
+            f"yield, and keep its state in local variables."
         )
     return iterator
 

@@ -1,4 +1,6 @@
-"""Stream: an ``IterableDataset``, or shards whose lengths are unknown or whose records are filtered, split or joined during reading. Endless, cut into epochs of a fixed size."""
+"""Stream: an ``IterableDataset``, or shards whose lengths are unknown or whose records are filtered, split or joined
+during reading. Endless, cut into epochs of a fixed size.
+"""
 
 from __future__ import annotations
 
@@ -44,57 +46,75 @@ if TYPE_CHECKING:
 
 @final
 class Stream(Sharded):
-    """An endless stream over an ``IterableDataset``, or over shards whose records are filtered, split or joined on the way (``steps``), or whose number is unknown.
+    """An endless stream over an ``IterableDataset``, or over shards whose records are filtered, split or joined on the
+    way (``steps``), or whose number is unknown.
 
     Pass it to `Loader.from_dataset` or `Mix`.
 
-    **An IterableDataset**, ``Stream(dataset, lanes=…, epoch_size=…)``, must split itself by ``torch.utils.data.get_worker_info``. Its shards are what ``lanes`` workers of a
-    `DataLoader` would yield: in pass p, lane k reads worker ``(k + p) mod lanes``, from a fresh copy of the dataset that was told the pass by its ``set_epoch(p)``, if it has
-    one. So the items of the first pass, until the first worker has no more, are those of ``DataLoader(dataset, num_workers=lanes, batch_size=None)``, with any number of real
-    workers and ranks. Each item is read with the global generators seeded by (seed, pass, worker, number). If the dataset, or its iterator, has ``state_dict`` and
-    ``load_state_dict``, a resume need not read the pass again up to its position: in the folder ``bookmarks``, such a state is kept together with checksums of the items that came next, and used only if it
-    leads to them. With ``steps``, which hold records, states are not used.
+    **An IterableDataset**, ``Stream(dataset, lanes=…, epoch_size=…)``, must split itself by
+    ``torch.utils.data.get_worker_info``. Its shards are what ``lanes`` workers of a `DataLoader` would yield: in pass
+    p, lane k reads worker ``(k + p) mod lanes``, from a fresh copy of the dataset that was told the pass by its
+    ``set_epoch(p)``, if it has one. So the items of the first pass, until the first worker has no more, are those of
+    ``DataLoader(dataset, num_workers=lanes, batch_size=None)``, with any number of real workers and ranks. Each item is
+    read with the global generators seeded by (seed, pass, worker, number). If the dataset, or its iterator, has
+    ``state_dict`` and ``load_state_dict``, a resume need not read the pass again up to its position: in the folder
+    ``bookmarks``, such a state is kept together with checksums of the items that came next, and used only if it leads
+    to them. With ``steps``, which hold records, states are not used.
 
-    Each of the ``lanes`` reads whole shards, one after another, pass after pass, and the lanes yield items in turn; see `InterleavedOrder`. Every record appears
-    once per pass. The boundary between two passes depends on the lengths, so an epoch is a fixed number of items and continues where the previous epoch
-    stopped. On resume, each lane rereads its current shard up to its position. Bookmarks record how many outputs earlier shards had, so that those are skipped;
-    without bookmarks they are read as well. The sequence is the same with any number of workers and ranks, and after any resume.
+    Each of the ``lanes`` reads whole shards, one after another, pass after pass, and the lanes yield items in turn; see
+    `InterleavedOrder`. Every record appears once per pass. The boundary between two passes depends on the lengths, so
+    an epoch is a fixed number of items and continues where the previous epoch stopped. On resume, each lane rereads its
+    current shard up to its position. Bookmarks record how many outputs earlier shards had, so that those are skipped;
+    without bookmarks they are read as well. The sequence is the same with any number of workers and ranks, and after
+    any resume.
 
-    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. A process has one shard per lane open, and with a `Shuffle` the next one.
+    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. A process has one
+    shard per lane open, and with a `Shuffle` the next one.
 
     Args:
         shards: See `Shards`; or an ``IterableDataset``, without ``open``.
         open: See `Shards`; what it returns is iterated over.
         epoch_size: Items in an epoch, over all ranks, from 1 to 2**56.
-        steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`, `Shuffle`, `Pack`, or your own generator
-            functions. They must be deterministic. The iterator ends at the end of the shard.
-        lanes: At most the number of shards; the default is that of `ShardOrder`, shuffled or not. For a large job choose a multiple of the number of ranks, and at least as many
-            lanes per rank as it has workers, to keep them all busy. Required for an ``IterableDataset``: the number of workers that it sees, at most the number of its own shards.
+        steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`,
+            `Shuffle`, `Pack`, or your own generator functions. They must be deterministic. The iterator ends at the end
+            of the shard.
+        lanes: At most the number of shards; the default is that of `ShardOrder`, shuffled or not. For a large job
+            choose a multiple of the number of ranks, and at least as many lanes per rank as it has workers, to keep
+            them all busy. Required for an ``IterableDataset``: the number of workers that it sees, at most the number
+            of its own shards.
         most_lanes: See `Shards`.
         name: See `Shards`.
         settings: JSON that must match when a state is loaded, in addition to the steps.
         transform: See `Shards`. It comes after the steps.
-        bookmarks: A folder that records how many outputs each shard had; True: a folder in the user's cache, unless the shards are numbers, which do not
-            identify their contents; False: none. For an ``IterableDataset``, only a folder lasts
-            longer than the stream: it keeps the lengths of the shares, and states of the dataset. Without one, a resume reads all passes again. Ranks on several
-            machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints. Bookmarks affect only how long a resume takes.
+        bookmarks: A folder that records how many outputs each shard had; True: a folder in the user's cache, unless the
+            shards are numbers, which do not identify their contents; False: none. For an ``IterableDataset``, only a
+            folder lasts longer than the stream: it keeps the lengths of the shares, and states of the dataset. Without
+            one, a resume reads all passes again. Ranks on several machines, and runs that are resumed elsewhere, need a
+            shared folder, next to the checkpoints. Bookmarks affect only how long a resume takes.
         retries: How many times in a row to reopen a shard after an ``OSError``, with growing pauses.
-        on_error: ``"skip"`` skips records that cannot be read, and the rest of a shard from its first error on (all of it, if it is missing), with a warning.
-        grow: A state that was saved when there were fewer shards loads, if they were the first of these. Each lane reads its share of the pass that it has begun, and goes on with all shards,
-            whose passes are counted from 0 again. Requires ``lanes``, and a list of shards.
+        on_error: ``"skip"`` skips records that cannot be read, and the rest of a shard from its first error on (all of
+            it, if it is missing), with a warning.
+        grow: A state that was saved when there were fewer shards loads, if they were the first of these. Each lane
+            reads its share of the pass that it has begun, and goes on with all shards, whose passes are counted from 0
+            again. Requires ``lanes``, and a list of shards.
         **files: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``ahead``: see `Shards`.
 
     Raises:
         ValueError: An argument is out of bounds. On reading: the steps yield nothing.
-        TypeError: ``shards`` is a single path; ``open`` or a step is not callable; or an argument is unknown, or one of `Shards`.
-        GraphError: An ``IterableDataset`` is known to split itself by rank. On reading: it cannot be copied, or does not split itself by worker.
+        TypeError: ``shards`` is a single path; ``open`` or a step is not callable; or an argument is unknown, or one of
+            `Shards`.
+        GraphError: An ``IterableDataset`` is known to split itself by rank. On reading: it cannot be copied, or does
+            not split itself by worker.
         StateMismatch: On reading: the number of outputs of a shard has changed.
     """
 
     __module__ = "penstock"
 
     refused: ClassVar = {
-        "counts": "With an epoch_size= the records are not counted. Drop counts=; or count them, as Shards: an epoch is then all records, without epoch_size= and steps=.",
+        "counts": (
+            "With an epoch_size= the records are not counted. Drop counts=; or count them, as Shards: an epoch is then "
+            "all records, without epoch_size= and steps=."
+        ),
         "window": "It needs counts=. Without them, shuffle within the shards: steps=[penstock.Shuffle(…)].",
     }
 
@@ -118,7 +138,9 @@ class Stream(Sharded):
     ) -> None:
         self._shares: WorkerShares | None = None
         if open is None or isinstance(shards, IterableDataset):
-            self._shares = shares = shares_of(shards, lanes, bookmarks, settings, {"open": open, "most_lanes": most_lanes, **files})
+            self._shares = shares = shares_of(
+                shards, lanes, bookmarks, settings, {"open": open, "most_lanes": most_lanes, **files}
+            )
             shards, open, settings = shares.lanes, shares.run, {"dataset": shares.name, **(settings or {})}
         super().__init__(cast("Any", shards), open, name, settings, transform, files)
         if callable(steps):
@@ -131,33 +153,49 @@ class Stream(Sharded):
         self._skips = on_error == "skip"
         self._seeks = has_start(self._opener)
         self._keys = ShardKeys(self.shards, getattr(self._opener, "by_fsspec", False))
-        self._deal: Deal | GrowingDeal = Deal(len(self.shards), usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes)
+        self._deal: Deal | GrowingDeal = Deal(
+            len(self.shards), usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes
+        )
         if grow and self._shares is not None:
             raise ValueError(
-                f"grow=True is for a list of shards, but {self._shares.name} is read as it is. Leave it out, or pass shards and open."
+                f"grow=True is for a list of shards, but {self._shares.name} is read as it is. Leave it out, or pass "
+                f"shards and open."
             )
         self.grows = self._check_grow(grow, lanes)
         self._taken_by: object = None
         self._growth = Growth(len(self.shards), "shards", self._said) if grow else None
         self.forward_lanes = self._deal.lanes  # tells the loader to give each lane to one worker
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
-        # The shard that an index refers to depends on the order, so there is only one order, and nothing can be read before it is set.
+        # The shard that an index refers to depends on the order, so there is only one order, and nothing can be read
+        # before it is set.
         self._ordered = False
         self._code = (
-            ""  # what bookmarks are bound to; computed once, so that it is the same in all workers, whatever the steps hold by then
+            # what bookmarks are bound to; computed once, so that it is the same in all workers, whatever the steps hold
+            # by then
+            ""
         )
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
         self._schedule: Schedule | None = None
 
     @classmethod
-    def of(cls, dataset: Any, piece: int, *, epoch_size: int, pieces_seed: int | None = None, **options: Unpack[StreamOptions]) -> Stream:
+    def of(
+        cls,
+        dataset: Any,
+        piece: int,
+        *,
+        epoch_size: int,
+        pieces_seed: int | None = None,
+        **options: Unpack[StreamOptions],
+    ) -> Stream:
         """Cut a map-style dataset into shards, for ``steps`` that filter, split or join its samples.
 
         Args:
             dataset: Has ``__len__`` and ``__getitem__``, or ``__getitems__``.
-            piece: Samples per shard. Steps end at the end of a shard, so it should be much larger than what they hold: a `Shuffle` window, a pack.
+            piece: Samples per shard. Steps end at the end of a shard, so it should be much larger than what they hold:
+                a `Shuffle` window, a pack.
             epoch_size: Items in an epoch, over all ranks.
-            pieces_seed: Shuffle the dataset with this seed before cutting, the same way in every pass. None: adjacent samples form a shard.
+            pieces_seed: Shuffle the dataset with this seed before cutting, the same way in every pass. None: adjacent
+                samples form a shard.
             **options: ``steps``, ``lanes``, ``transform``, ``bookmarks``, ``retries``, ``on_error``: as above.
 
         Raises:
@@ -184,16 +222,21 @@ class Stream(Sharded):
     def __getitem__(self, item: int) -> Any:
         """Item ``item`` of the stream, counted from the beginning of training."""
         if item < 0:
-            raise IndexError(f"index {item}: a stream has no last item to count back from. Only Shards accept negative indices.")
+            raise IndexError(
+                f"index {item}: a stream has no last item to count back from. Only Shards accept negative indices."
+            )
         if not self._ordered:
             raise TypeError(
-                f"this stream has no order yet. A Stream is read by Loader.from_dataset(stream) or as a source of a Mix: anything else that requests "
-                f"samples by index, such as a Subset, a DataLoader or another order=, would return the first {self._length} items again in every epoch. Use steps= to select "
-                f"records, or count the shards."
+                f"this stream has no order yet. A Stream is read by Loader.from_dataset(stream) or as a source of a "
+                f"Mix: anything else that requests samples by index, such as a Subset, a DataLoader or another order=, "
+                f"would return the first {self._length} items again in every epoch. Use steps= to select records, or "
+                f"count the shards."
             )
         lanes = self._read_by.get("lanes")
         if lanes is None:  # threads that arrive first together all use the same object
-            lanes = self._read_by.setdefault("lanes", Lanes(self._deal, self._run, self._known(), skips=self._skips, label=self._label))
+            lanes = self._read_by.setdefault(
+                "lanes", Lanes(self._deal, self._run, self._known(), skips=self._skips, label=self._label)
+            )
         try:
             record = lanes.read(item)
         except Exception as exc:
@@ -202,10 +245,14 @@ class Stream(Sharded):
         return self._transformed(record)
 
     def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
-        """The order of the items; see `DatasetLike`. A stream can be read in only one order, because it determines what an index refers to."""
+        """The order of the items; see `DatasetLike`.
+
+        A stream can be read in only one order, because it determines what an index refers to.
+        """
         if shuffle and self._shares is not None:
             raise ValueError(
-                f"shuffle=True cannot shuffle {self._shares.name}, which is read from its beginning. Leave it out, and shuffle in the dataset (by set_epoch), or with steps=[penstock.Shuffle(…)]."
+                f"shuffle=True cannot shuffle {self._shares.name}, which is read from its beginning. Leave it out, and "
+                f"shuffle in the dataset (by set_epoch), or with steps=[penstock.Shuffle(…)]."
             )
         said = {"steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
@@ -221,7 +268,8 @@ class Stream(Sharded):
     def _take(self, shuffle: bool, seed: int, by: object) -> None:
         if self._growth is not None and by is not (self._taken_by or by):
             raise ValueError(
-                "this Stream with grow=True is already used by a loader, whose state says which shards it reads. Create a separate Stream for another loader; they share their bookmarks."
+                "this Stream with grow=True is already used by a loader, whose state says which shards it reads. "
+                "Create a separate Stream for another loader; they share their bookmarks."
             )
         self._taken_by = by
         if not self._ordered:
@@ -232,16 +280,21 @@ class Stream(Sharded):
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._opener)])
         elif (shuffle, seed) != (self._deal.shuffle, self._deal.seed):
             raise ValueError(
-                f"shuffle={shuffle}, seed={seed}: this Stream is already used by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and both determine which "
-                f"record an index refers to. Create a separate Stream for another loader; they share their bookmarks."
+                f"shuffle={shuffle}, seed={seed}: this Stream is already used by a loader with "
+                f"shuffle={self._deal.shuffle}, seed={self._deal.seed}, and both determine which record an index "
+                f"refers to. Create a separate Stream for another loader; they share their bookmarks."
             )
 
     def _dealt(self) -> None:
         """Read by the deal as it is now."""
         if self._growth is not None:
-            self._deal = GrowingDeal(self._growth.eras, self._deal.lanes, shuffle=self._deal.shuffle, seed=self._deal.seed)
+            self._deal = GrowingDeal(
+                self._growth.eras, self._deal.lanes, shuffle=self._deal.shuffle, seed=self._deal.seed
+            )
         stale: list[Any] = [*self._read_by.values(), self._schedule]
-        self._schedule = None if self._shares is not None else schedule_of(self.shards, self._deal.opens, self._deal.lanes)
+        self._schedule = (
+            None if self._shares is not None else schedule_of(self.shards, self._deal.opens, self._deal.lanes)
+        )
         self._read_by = {}  # after the deal, because threads may be reading, and the next one takes what it finds
         for one in filter(None, stale):
             one.close()
@@ -264,8 +317,14 @@ class Stream(Sharded):
             self._schedule.opening(pass_, shard)
         # The version that this process saw first: formats read no other, if the store can be asked for a version.
         seen = self._keys.stamp(shard)
-        open = functools.partial(self._opener, expected=seen) if self._keys.by_fsspec and seen is not None else self._opener
-        records = iter_with_retries(open, self.shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing)
+        open = (
+            functools.partial(self._opener, expected=seen)
+            if self._keys.by_fsspec and seen is not None
+            else self._opener
+        )
+        records = iter_with_retries(
+            open, self.shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing
+        )
         readable = _readable(records, self._skips, functools.partial(self._keys.check, shard))
         return ShardRun(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard, given=self.shards[shard])
 
@@ -279,7 +338,9 @@ class Stream(Sharded):
 
     def _known(self) -> Bookmarks:
         if self._bookmarks is True:
-            folder: Any = default_folder() if not self._is_numbered else None if self._shares is None else self._shares.folder
+            folder: Any = (
+                default_folder() if not self._is_numbered else None if self._shares is None else self._shares.folder
+            )
         else:
             folder = None if self._bookmarks is False else self._bookmarks
         binding = {"steps": self._code, "name": self._name, "data": self._settings}
@@ -289,7 +350,8 @@ class Stream(Sharded):
 def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -> Iterator[Any]:
     """The records of one version of the file, which is checked before the first record and after the last.
 
-    Otherwise a file that is replaced during reading would yield some old and some new records, and their number would become a bookmark of the new file.
+    Otherwise a file that is replaced during reading would yield some old and some new records, and their number would
+    become a bookmark of the new file.
     """
     check()
     with contextlib.closing(records):  # closed now, not when the traceback of an error releases it
@@ -328,9 +390,16 @@ _AT_ONCE: Final = 64
 
 
 def over(
-    shards: Sequence[Any] | int, open: Callable[..., Any], counts: npt.ArrayLike | None, options: FormatOptions, **more: Any
+    shards: Sequence[Any] | int,
+    open: Callable[..., Any],
+    counts: npt.ArrayLike | None,
+    options: FormatOptions,
+    **more: Any,
 ) -> Shards | Stream:
-    """What a format returns: a `Stream` with an ``epoch_size``, otherwise `Shards`. ``more``: arguments of the format's own."""
+    """What a format returns: a `Stream` with an ``epoch_size``, otherwise `Shards`.
+
+    ``more``: arguments of the format's own.
+    """
     given: dict[str, Any] = {**more, **options}
     if given.pop("epoch_size", None) is None:
         return Shards(shards, open, counts=counts, **given)

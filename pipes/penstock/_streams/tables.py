@@ -95,7 +95,11 @@ def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]
     for file in files:
         if os.path.isdir(file):
             pattern = os.path.join(glob.escape(file), "**", f"*.{suffix}")
-            but = f", or however they end: none ends in .{suffix}" if next(glob.iglob(pattern, recursive=True), None) is None else ""
+            but = (
+                f", or however they end: none ends in .{suffix}"
+                if next(glob.iglob(pattern, recursive=True), None) is None
+                else ""
+            )
             raise ValueError(f"{file} is a folder. Pass the files in it: {pattern!r}{but}.")
     return files
 
@@ -103,12 +107,16 @@ def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]
 def names_of(columns: Sequence[str] | None) -> list[str] | None:
     """The column names as a list."""
     if isinstance(columns, str) or (columns is not None and not len(columns)):
-        raise ValueError(f"columns={columns!r} must be a list of names, such as ['text', 'label'], or None for all columns.")
+        raise ValueError(
+            f"columns={columns!r} must be a list of names, such as ['text', 'label'], or None for all columns."
+        )
     return None if columns is None else list(columns)
 
 
 def looked_at(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
-    """``look(path)`` for every path, in up to 16 threads, because most of the time is spent waiting for a disk or a network. An error has a note that names the path."""
+    """``look(path)`` for every path, in up to 16 threads, because most of the time is spent waiting for a disk or a
+    network. An error has a note that names the path.
+    """
 
     def named(path: str) -> T:
         try:
@@ -142,14 +150,17 @@ class Look(NamedTuple):
 def pieces_in(
     files: list[str], look: Callable[[str], Look], epoch_size: int | None, *, whole: bool = False
 ) -> tuple[Pieces, np.ndarray | None, list[Any]]:
-    """The pieces of files with the same columns, the row count of each (None with an ``epoch_size``), and ``look(path).more`` for each file.
+    """The pieces of files with the same columns, the row count of each (None with an ``epoch_size``), and
+    ``look(path).more`` for each file.
 
     With ``whole`` each file is one piece.
     """
     looks = looked_at(look, files)
     check_columns({file: look.types for file, look in zip(files, looks, strict=True)})
     rows = [[sum(look.rows)] if whole else look.rows for look in looks]
-    counts = None if epoch_size is not None else np.array([count for of_file in rows for count in of_file], dtype=np.int64)
+    counts = (
+        None if epoch_size is not None else np.array([count for of_file in rows for count in of_file], dtype=np.int64)
+    )
     pieces = None if whole else [len(of_file) for of_file in rows]
     return Pieces(files, [look.stamp for look in looks], pieces), counts, [look.more for look in looks]
 
@@ -171,8 +182,9 @@ def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
             both = None if "missing" in (here, there) else _merged(sort, _sort(here))
             if both is None:
                 raise ValueError(
-                    f"the files have different columns: {column!r} is {there} in {where}, but {here} in {path}. Pass columns= to read only those that "
-                    f"all files share, or make one dataset per kind of file and combine them with Mix or ConcatDataset."
+                    f"the files have different columns: {column!r} is {there} in {where}, but {here} in {path}. Pass "
+                    f"columns= to read only those that all files share, or make one dataset per kind of file and "
+                    f"combine them with Mix or ConcatDataset."
                 )
             if both != sort:
                 expected[column] = both, here, path
@@ -204,10 +216,14 @@ def _merged(one: list[Any], other: list[Any]) -> list[Any] | None:
 
 
 def folder_types(files: Sequence[str]) -> dict[str, Any]:
-    """The columns that stand in the names of folders, such as ``lang=en``, with the types of pyarrow's Hive partitioning: integers if all files have one, else strings."""
+    """The columns that stand in the names of folders, such as ``lang=en``, with the types of pyarrow's Hive
+    partitioning: integers if all files have one, else strings.
+    """
     pyarrow, types = extra("pyarrow", _WHO), dict[str, Any]()
     paths = {os.path.dirname(bare(file)): file for file in files}
-    for name in dict.fromkeys(part.partition("=")[0] for place in sorted(paths) for part in place.split("/") if "=" in part):
+    for name in dict.fromkeys(
+        part.partition("=")[0] for place in sorted(paths) for part in place.split("/") if "=" in part
+    ):
         types[name] = pyarrow.int32()
         try:
             for path in paths.values():
@@ -217,7 +233,9 @@ def folder_types(files: Sequence[str]) -> dict[str, Any]:
     return types
 
 
-def in_folders(types: Mapping[str, Any], path: str, own: Sequence[str], columns: Sequence[str] | None) -> dict[str, Any]:
+def in_folders(
+    types: Mapping[str, Any], path: str, own: Sequence[str], columns: Sequence[str] | None
+) -> dict[str, Any]:
     """The values in the names of a file's folders, by column.
 
     Args:
@@ -231,10 +249,16 @@ def in_folders(types: Mapping[str, Any], path: str, own: Sequence[str], columns:
     dataset = extra("pyarrow.dataset", _WHO)
     hive = dataset.partitioning(extra("pyarrow", _WHO).schema(types.items()), flavor="hive")
     found = dataset.get_partition_keys(hive.parse(f"{os.path.dirname(bare(path))}/"))
-    return {name: found[name] for name in types if name in found and name not in own and (columns is None or name in columns)}
+    return {
+        name: found[name]
+        for name in types
+        if name in found and name not in own and (columns is None or name in columns)
+    }
 
 
-def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_types(
+    path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]
+) -> dict[str, Any]:
     """The types of the columns that are read, completely or in part, by name.
 
     Args:
@@ -253,10 +277,13 @@ def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: S
         if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *types)):
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
     if columns is not None:
-        types = {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}
+        types = {
+            name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)
+        }
     for name in types:
         if len(schema.get_all_field_indices(name)) > 1:
             raise ValueError(
-                f"{path} has several columns named {name!r}, but a sample is a dict. Rename them, or pass columns= without this name."
+                f"{path} has several columns named {name!r}, but a sample is a dict. Rename them, or pass columns= "
+                f"without this name."
             )
     return types

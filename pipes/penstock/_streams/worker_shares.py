@@ -1,10 +1,12 @@
-"""WorkerShares: an ``IterableDataset`` that splits itself by worker, as so many workers of a `DataLoader` would read it.
+"""WorkerShares: an ``IterableDataset`` that splits itself by worker, as so many workers of a `DataLoader` would read
+it.
 
-``Stream(dataset, lanes=…)`` and ``Loader.from_dataset(dataset, lanes=…)`` read it in this form. A *share* is what one worker yields in one pass: a pure function of
-(pass, worker, seed), because it is read from a fresh copy that was told the pass by ``set_epoch``. Who reads it, and where, is of no account.
+``Stream(dataset, lanes=…)`` and ``Loader.from_dataset(dataset, lanes=…)`` read it in this form. A *share* is what one
+worker yields in one pass: a pure function of (pass, worker, seed), because it is read from a fresh copy that was told
+the pass by ``set_epoch``. Who reads it, and where, is of no account.
 
-What must be known of the user's dataset is observed: whether it asks which worker it is, whether it draws, whether it begins alike twice. What only the
-loader as a whole can know, its processes write into a common folder.
+What must be known of the user's dataset is observed: whether it asks which worker it is, whether it draws, whether it
+begins alike twice. What only the loader as a whole can know, its processes write into a common folder.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("penstock")
 
-SPLIT: Final = "    info = torch.utils.data.get_worker_info()\n    for item in itertools.islice(items, info.id, None, info.num_workers):"
+SPLIT: Final = (
+    "    info = torch.utils.data.get_worker_info()\n    for item in itertools.islice(items, info.id, None, "
+    "info.num_workers):"
+)
 """What a dataset lacks that does not split itself."""
 CHECKED: Final = 4
 """Items by whose checksums a share, or a state in it, is recognised."""
@@ -71,22 +76,31 @@ class WorkerShares:
     """
 
     def __init__(
-        self, dataset: Any, lanes: int, *, endless: bool, settings: Any = None, folder: str | None = None, seed_global_rngs: bool = True
+        self,
+        dataset: Any,
+        lanes: int,
+        *,
+        endless: bool,
+        settings: Any = None,
+        folder: str | None = None,
+        seed_global_rngs: bool = True,
     ) -> None:
         facts = DatasetFacts.of(dataset)
         if not isinstance(facts.dataset, IterableDataset):
             raise TypeError(
-                f"lanes={lanes!r} reads a torch.utils.data.IterableDataset, as so many workers of a DataLoader would, but {facts.name} is none. Leave lanes out."
+                f"lanes={lanes!r} reads a torch.utils.data.IterableDataset, as so many workers of a DataLoader would, "
+                f"but {facts.name} is none. Leave lanes out."
             )
         if isinstance(facts.dataset, IterDataPipe):
             raise GraphError(
-                f"lanes={lanes!r}: {facts.name} is a data pipe, which a DataLoader itself splits among its workers (sharding_filter). Leave lanes out, or wrap it in an "
-                f"IterableDataset that splits its items:\n{SPLIT}"
+                f"lanes={lanes!r}: {facts.name} is a data pipe, which a DataLoader itself splits among its workers "
+                f"(sharding_filter). Leave lanes out, or wrap it in an IterableDataset that splits its items:\n{SPLIT}"
             )
         if facts.splits_itself is not None:
             raise GraphError(
-                f"lanes={lanes!r} would give every rank a share of its share: {facts.splits_itself}. Pass the data unsplit, the same on every rank; or pass split='own' "
-                f"to Loader.from_dataset, without lanes, and each rank reads its own share in the training process."
+                f"lanes={lanes!r} would give every rank a share of its share: {facts.splits_itself}. Pass the data "
+                f"unsplit, the same on every rank; or pass split='own' to Loader.from_dataset, without lanes, and each "
+                f"rank reads its own share in the training process."
             )
         self.name = facts.name
         self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
@@ -103,15 +117,19 @@ class WorkerShares:
         """The dataset itself, of which only copies are read."""
         return self.copies.dataset
 
-    def run(self, worker: int, pass_: int, seed: int, closing: Closing, steps: Sequence[Step] = (), retries: int = 3) -> ShardRun:
+    def run(
+        self, worker: int, pass_: int, seed: int, closing: Closing, steps: Sequence[Step] = (), retries: int = 3
+    ) -> ShardRun:
         """The outputs of ``steps`` over a share."""
-        if self.states is None and self.folder is not None and not steps:  # a step may hold records, which no state of the dataset has
+        # a step may hold records, which no state of the dataset has
+        if self.states is None and self.folder is not None and not steps:
             self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
         self._try(seed)
         if self.copies.are_old() and not callable(getattr(self.dataset, "set_epoch", None)):
             self.warn_once(
                 "changed",
-                f"{self.name} was changed after its first copy was made, and lanes read copies of what it was then. After a change, call loader.refresh(); or change it in set_epoch.",
+                f"{self.name} was changed after its first copy was made, and lanes read copies of what it was then. "
+                f"After a change, call loader.refresh(); or change it in set_epoch.",
             )
         records = ShareRecords(self, self._share(pass_, worker, seed), retries, closing)
         run = ShardRun(records, steps, seed=seed, pass_=pass_, shard=worker, given=worker)
@@ -127,7 +145,10 @@ class WorkerShares:
         return f"worker {worker} of {self.lanes} of {self.name}"
 
     def marks(self) -> tuple[int, ...]:
-        """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown. See `FirstItems`."""
+        """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown.
+
+        See `FirstItems`.
+        """
         found = self._run.read("trial")
         return tuple(json.loads(found)) if found else ()
 
@@ -142,8 +163,9 @@ class WorkerShares:
         self.states.used = False
         self.warn_once(
             "states",
-            f"the state_dict of {self.name} is not used, because {why} (worker {share.worker}, item {n} of pass {share.pass_}). A resumed run reads the data again, exactly. To save "
-            f"that time, let it hold everything that decides the next item, such as a shuffle buffer.",
+            f"the state_dict of {self.name} is not used, because {why} (worker {share.worker}, item {n} of pass "
+            f"{share.pass_}). A resumed run reads the data again, exactly. To save that time, let it hold everything "
+            f"that decides the next item, such as a shuffle buffer.",
         )
 
     def begun(self, share: Share, reader: ShareReader, sums: list[str]) -> None:
@@ -153,10 +175,15 @@ class WorkerShares:
             GraphError: The dataset does not split itself.
         """
         if self.lanes > 1 and not reader.asked:
-            never = f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of lanes={self.lanes} would yield all of its items"
+            never = (
+                f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of "
+                f"lanes={self.lanes} would yield all of its items"
+            )
             if not self.seeding.drew:
                 raise GraphError(f"{never}. Split them in its __iter__:\n{SPLIT}\nor pass lanes=1.")
-            self.warn_once("never asks", f"{never}, unless it draws with replacement. To split them, in its __iter__:\n{SPLIT}")
+            self.warn_once(
+                "never asks", f"{never}, unless it draws with replacement. To split them, in its __iter__:\n{SPLIT}"
+            )
         if share.pass_ > 0 or len({*sums}) < 2:
             return
         if share.worker == 0:
@@ -164,8 +191,8 @@ class WorkerShares:
         elif self._run.read("head") == " ".join(sums):
             self.warn_once(
                 "equal heads",
-                f"workers 0 and {share.worker} of {self.name} begin with the same items. Unless it draws with replacement, it asks which worker it is, but does not split by "
-                f"it. In its __iter__:\n{SPLIT}",
+                f"workers 0 and {share.worker} of {self.name} begin with the same items. Unless it draws with "
+                f"replacement, it asks which worker it is, but does not split by it. In its __iter__:\n{SPLIT}",
             )
 
     def ended(self, share: Share, reader: ShareReader) -> None:
@@ -176,28 +203,40 @@ class WorkerShares:
         """
         if self._endless and not reader.n:
             raise GraphError(
-                f"{self.label(share.worker)} yields no item in pass {share.pass_}, so its lane would read what another one does. Pass lanes= of at most the number of its shards (files)."
+                f"{self.label(share.worker)} yields no item in pass {share.pass_}, so its lane would read what another "
+                f"one does. Pass lanes= of at most the number of its shards (files)."
             )
         if self.copies.changed():
             self.warn_once(
                 "changed tensor",
-                f"{self.name} changed a tensor of more than 64 KB in place while it was read. All lanes of a process share it, so what they yield depends on each other. Copy it "
-                f"in __iter__, before it is changed.",
+                f"{self.name} changed a tensor of more than 64 KB in place while it was read. All lanes of a process "
+                f"share it, so what they yield depends on each other. Copy it in __iter__, before it is changed.",
             )
-        if not callable(getattr(reader.data, "set_epoch", None)) and reader.holder is None and plain(reader.data) != self.copies.attributes:
+        if (
+            not callable(getattr(reader.data, "set_epoch", None))
+            and reader.holder is None
+            and plain(reader.data) != self.copies.attributes
+        ):
             self.warn_once(
                 "passes alike",
-                f"{self.name} changes its own attributes while it is read, perhaps so that its passes differ. Each pass reads a fresh copy, so they are all alike. Give it a "
-                f"set_epoch(epoch), which is called before each pass.",
+                f"{self.name} changes its own attributes while it is read, perhaps so that its passes differ. Each "
+                f"pass reads a fresh copy, so they are all alike. Give it a set_epoch(epoch), which is called before "
+                f"each pass.",
             )
 
     def _share(self, pass_: int, worker: int, seed: int) -> Share:
         return Share(pass_, worker, self.lanes, epoch_word(seed, worker) >> 1)
 
     def _try(self, seed: int) -> None:
-        """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which never read it."""
+        """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which
+        never read it.
+        """
         if self._run.first("trying"):
-            first, sums, run = FirstItems(), [], ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
+            first, sums, run = (
+                FirstItems(),
+                [],
+                ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0),
+            )
             try:
                 for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
                     first.add([item], ended=False)
@@ -217,14 +256,18 @@ class WorkerShares:
         if not self._run.first("head", text := " ".join(sums)) and self._run.read("head") not in ("", text):
             self.warn_once(
                 "other items",
-                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the same. Seed its draws by an argument or set_epoch, or "
-                f"draw from the global generators (random, numpy.random, torch), which are seeded for each item.",
+                f"{self.name} gave other items when worker 0 was begun a second time, so a resumed run will not be the "
+                f"same. Seed its draws by an argument or set_epoch, or draw from the global generators (random, "
+                f"numpy.random, torch), which are seeded for each item.",
             )
 
 
 @final
 class ShareRecords(Iterator[Any]):
-    """The items of a share, read again after an ``OSError``. Can `seek` while nothing was read. Takes marks as often as that pays."""
+    """The items of a share, read again after an ``OSError``.
+
+    Can `seek` while nothing was read. Takes marks as often as that pays.
+    """
 
     def __init__(self, of: WorkerShares, share: Share, retries: int, closing: Closing) -> None:
         self._of = of
@@ -239,7 +282,10 @@ class ShareRecords(Iterator[Any]):
         self._due = time.perf_counter() + LEAST_S
 
     def seek(self, n: int) -> int:
-        """Move as near to item ``n`` as a state of the dataset allows, and not beyond. Returns the number of the next item."""
+        """Move as near to item ``n`` as a state of the dataset allows, and not beyond.
+
+        Returns the number of the next item.
+        """
         self._sought = self._nearest(n)
         if self._sought is None:
             return 0
@@ -256,7 +302,11 @@ class ShareRecords(Iterator[Any]):
             item = next(self._items, _END)
         except ValueError as exc:
             if "read-only" in str(exc):
-                annotate(exc, "all lanes of a process share arrays of more than 64 KB: copy one in __iter__, before it is changed")
+                annotate(
+                    exc,
+                    "all lanes of a process share arrays of more than 64 KB: copy one in __iter__, before it is "
+                    "changed",
+                )
             raise
         reader = self._reader
         assert reader is not None
@@ -322,7 +372,9 @@ class ShareRecords(Iterator[Any]):
                         states.add(self._share.worker, mark)
                     except OSError as exc:
                         states.used = False
-                        self._of.warn_once("folder", f"{exc}. No states of the dataset are kept, which costs only time.")
+                        self._of.warn_once(
+                            "folder", f"{exc}. No states of the dataset are kept, which costs only time."
+                        )
         self._due = max(self._due, began + LEAST_S) + (time.perf_counter() - began) / SHARE_OF_TIME
 
     def _state(self, reader: ShareReader) -> tuple[int, str] | None:
@@ -335,7 +387,9 @@ class ShareRecords(Iterator[Any]):
             self._of.forget_states(f"{type(exc).__name__}: {exc}", share=self._share, n=reader.n)
             return None
         if len(text) > LARGEST:
-            self._of.forget_states(f"it has {len(text) / 2**20:.0f} MiB as JSON, which is too much to keep", share=self._share, n=reader.n)
+            self._of.forget_states(
+                f"it has {len(text) / 2**20:.0f} MiB as JSON, which is too much to keep", share=self._share, n=reader.n
+            )
             return None
         return None if state is None else (reader.n, text)
 
@@ -349,18 +403,23 @@ def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, ot
     name = type(dataset).__name__
     if not isinstance(dataset, IterableDataset):
         raise TypeError(
-            f"a Stream is made of shards and a function that opens one, Stream(shards, open, epoch_size=…), or of a torch.utils.data.IterableDataset, and {name} is none. To cut a "
-            f"map-style dataset into shards: Stream.of(dataset, piece, epoch_size=…)."
+            f"a Stream is made of shards and a function that opens one, Stream(shards, open, epoch_size=…), or of a "
+            f"torch.utils.data.IterableDataset, and {name} is none. To cut a map-style dataset into shards: "
+            f"Stream.of(dataset, piece, epoch_size=…)."
         )
     if given := [word for word, value in others.items() if value is not None]:
         raise TypeError(f"{given[0]}= is about shards that penstock opens, but {name} opens its own. Leave it out.")
     if lanes is None:
         raise TypeError(
-            f"a Stream over {name} needs lanes=: by how many workers it is to be split, whoever reads them. At most the number of its shards (files), and for a large job a multiple "
-            f"of the number of ranks."
+            f"a Stream over {name} needs lanes=: by how many workers it is to be split, whoever reads them. At most "
+            f"the number of its shards (files), and for a large job a multiple of the number of ranks."
         )
     return WorkerShares(
-        dataset, lanes, endless=True, settings=settings, folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks)
+        dataset,
+        lanes,
+        endless=True,
+        settings=settings,
+        folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks),
     )
 
 

@@ -1,7 +1,8 @@
 """Tells a process that hangs from a slow one, as far as Linux shows it in ``/proc/PID``.
 
-If every thread of a process sleeps on a futex that is private to the process, without a time limit, no thread is left that could wake one of them.
-Load on the machine never looks the same. Two processes that wait for each other do not either, because what they share is no private futex.
+If every thread of a process sleeps on a futex that is private to the process, without a time limit, no thread is left
+that could wake one of them. Load on the machine never looks the same. Two processes that wait for each other do not
+either, because what they share is no private futex.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 BETWEEN_LOOKS_S = 2.0
-_FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
+# the number of the system call
+_FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")
 _PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
 _WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
 _WAKING = sum(1 << number - 1 for number in signal.valid_signals() - FAULTS - {2, 15, 28})
-"""Signals whose handler, set by user code, may wake the process. The other ones are SIGINT, SIGTERM and SIGWINCH, which Python, we and readline handle."""
+"""Signals whose handler, set by user code, may wake the process. The other ones are SIGINT, SIGTERM and SIGWINCH, which
+Python, we and readline handle.
+"""
 
 
 def threads_of(pid: int) -> list[str]:
@@ -34,9 +38,12 @@ def threads_of(pid: int) -> list[str]:
 
 
 def never_woken(pid: int) -> list[str] | None:
-    """How often each thread has slept, if all wait, without a time limit, for another one to wake them. None if not, or if that is not visible.
+    """How often each thread has slept, if all wait, without a time limit, for another one to wake them.
 
-    One look at several threads is no proof, because they are looked at in turn, and one may have woken another in between. Then a later look differs.
+    None if not, or if that is not visible.
+
+    One look at several threads is no proof, because they are looked at in turn, and one may have woken another in
+    between. Then a later look differs.
     """
     threads = threads_of(pid)
     try:
@@ -54,7 +61,8 @@ def _slept(thread: str) -> str:
     # The address of the futex, the operation, the value that it had, and the time limit.
     _, operation, _, timeout = (int(argument, 16) for argument in arguments[:4])
     status = Path(thread, "status").read_text()
-    runs = "State:\tS" not in status  # or is stopped, frozen or debugged: it may have been woken, and not have seen it yet
+    # or is stopped, frozen or debugged: it may have been woken, and not have seen it yet
+    runs = "State:\tS" not in status
     if runs or not operation & _PRIVATE or operation & _COMMAND not in _WAITS or timeout:
         return ""
     return status.partition("voluntary_ctxt_switches:")[2]

@@ -4,9 +4,10 @@
 
     growing ──► (bisecting │ trimming) ──► settled ──► growing, if the measurements have changed for long enough
 
-The number grows while the loop waits, as long as growing makes it faster. Growth that helps less than half as much as it could is cut back to
-the smallest number that is as fast; growth that does not help is undone. If the loop does not wait, all idle workers but one are removed. Then
-the number stays, until the loop or the data behave differently for several measurements in a row, twice as many each time.
+The number grows while the loop waits, as long as growing makes it faster. Growth that helps less than half as much as
+it could is cut back to the smallest number that is as fast; growth that does not help is undone. If the loop does not
+wait, all idle workers but one are removed. Then the number stays, until the loop or the data behave differently for
+several measurements in a row, twice as many each time.
 """
 
 from __future__ import annotations
@@ -91,9 +92,12 @@ class Controller:
         if found.most < self.number:
             self._settle(None, f"{found.bound} allows no more", bounded=True)
             return self._go_to(found.most, self.why)
-        return {"growing": self._growing, "bisecting": self._bisecting, "trimming": self._trimming, "settled": self._watching}[self._phase](
-            found
-        )
+        return {
+            "growing": self._growing,
+            "bisecting": self._bisecting,
+            "trimming": self._trimming,
+            "settled": self._watching,
+        }[self._phase](found)
 
     def refused(self, number: int) -> None:
         """The system has room for only ``number`` workers."""
@@ -121,7 +125,11 @@ class Controller:
         self._doubted = False
         if not stalled:
             return self._trim(found)
-        step = max(found.workers // 4, math.ceil(min(2 * found.workers, found.workers / (1 - min(found.stall, 0.9)))) - found.workers, 1)
+        step = max(
+            found.workers // 4,
+            math.ceil(min(2 * found.workers, found.workers / (1 - min(found.stall, 0.9)))) - found.workers,
+            1,
+        )
         number = min(found.workers + step, found.most)
         if number == found.workers:
             return self._settle(found, f"{found.bound} allows no more", bounded=True)

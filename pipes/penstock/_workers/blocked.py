@@ -1,8 +1,10 @@
-"""Detects what changes while all threads between a training loop and its workers are waiting, so that only the workers run.
+"""Detects what changes while all threads between a training loop and its workers are waiting, so that only the workers
+run.
 
-Each of these threads has a `Place`: the one that reads the mapper and, if that is a reader thread, the loop's own and those of other reader
-threads. They enter and leave without a lock: each entry and each exit begins a new turn before the thread continues. The last one to enter looks,
-and the first one to leave looks again. If the turn is the same then, none has left in between.
+Each of these threads has a `Place`: the one that reads the mapper and, if that is a reader thread, the loop's own and
+those of other reader threads. They enter and leave without a lock: each entry and each exit begins a new turn before
+the thread continues. The last one to enter looks, and the first one to leave looks again. If the turn is the same then,
+none has left in between.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ class Place:
         self._number = number
 
     def waiting(self, wait: Callable[..., T], *arguments: Any) -> T:
-        """Return ``wait(*arguments)``, in which the thread waits, or does the workers' work. Inlined for speed, because every wait passes here."""
+        """Return ``wait(*arguments)``, in which the thread waits, or does the workers' work.
+
+        Inlined for speed, because every wait passes here.
+        """
         blocked, number = self._blocked, self._number
         if blocked.off:
             return wait(*arguments)
@@ -70,14 +75,21 @@ class Place:
             blocked.waits[number] = True
             blocked.turn = next(blocked.turns)
             turn = blocked.turn  # perhaps that of a thread that has entered since
-            # The turn is read before the places: if a thread leaves in between, this turn is over, and no later look counts.
+            # The turn is read before the places: if a thread leaves in between, this turn is over, and no later look
+            # counts.
             if all(blocked.waits):
                 blocked.since = turn, blocked.look()
             return wait(*arguments)
         finally:
-            # Look while this thread still counts as waiting, because its own draws, from the next line of the loop on, are not a worker's.
+            # Look while this thread still counts as waiting, because its own draws, from the next line of the loop on,
+            # are not a worker's.
             turn, before = blocked.since
-            if turn == blocked.turn and (after := blocked.look()) != before and turn == blocked.turn and not blocked.off:
+            if (
+                turn == blocked.turn
+                and (after := blocked.look()) != before
+                and turn == blocked.turn
+                and not blocked.off
+            ):
                 blocked.changed = before, after
             blocked.turn = next(blocked.turns)
             blocked.waits[number] = False

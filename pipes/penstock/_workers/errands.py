@@ -21,8 +21,8 @@ class Errands:
     """Runs errands, the most urgent first. Any number of threads may call it. A fork has none.
 
     Args:
-        do: Runs the errand with a number; also gets a function that says whether the errand is no longer wanted. Its errors are dropped,
-            because whatever needs the result later will raise them again.
+        do: Runs the errand with a number; also gets a function that says whether the errand is no longer wanted. Its
+            errors are dropped, because whatever needs the result later will raise them again.
         name: Of the threads.
         most: How many errands run at the same time.
     """
@@ -55,8 +55,8 @@ class Errands:
             self._wanted |= errands
             if self._stopped.is_set():
                 self._stopped = Closing()
-            # A thread takes itself off the list in the moment in which it finds nothing to do, under the same lock. So each listed thread will
-            # look once more, and none is missing.
+            # A thread takes itself off the list in the moment in which it finds nothing to do, under the same lock. So
+            # each listed thread will look once more, and none is missing.
             new = min(len(self._wanted), self._most) - len(self._threads)
             run = functools.partial(self._run, self._stopped)
             self._threads += [threading.Thread(target=run, name=self._name, daemon=True) for _ in range(new)]

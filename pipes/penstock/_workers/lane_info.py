@@ -1,4 +1,5 @@
-"""LaneInfo: what ``torch.utils.data.get_worker_info`` returns to a dataset that is read as one of several workers, wherever that is.
+"""LaneInfo: what ``torch.utils.data.get_worker_info`` returns to a dataset that is read as one of several workers,
+wherever that is.
 
 Torch has one worker info per process. So it is set only while such a dataset works, and one thread at a time.
 """

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class OneThread:
     """A context for one thread at a time. A second thread gets an error; it does not wait.
 
-    A dict entry names the thread inside. A single ``dict.setdefault`` sets and reads it, which is atomic. Because the entry names the thread,
-    an interrupt before ``__exit__`` cannot lock out the only thread that uses the loader: it may enter again.
+    A dict entry names the thread inside. A single ``dict.setdefault`` sets and reads it, which is atomic. Because the
+    entry names the thread, an interrupt before ``__exit__`` cannot lock out the only thread that uses the loader: it
+    may enter again.
     """
 
     __slots__ = ("_inside",)
@@ -33,8 +34,8 @@ class OneThread:
     def __enter__(self) -> None:
         if self._inside.setdefault(None, threading.get_ident()) != threading.get_ident():
             raise RuntimeError(
-                "two threads read from this loader at once, so each would get batches that the other misses. Read in one thread and pass the batches "
-                "on (queue.Queue), or hold your own lock around next()."
+                "two threads read from this loader at once, so each would get batches that the other misses. Read in "
+                "one thread and pass the batches on (queue.Queue), or hold your own lock around next()."
             )
 
     def __exit__(self, *exc: object) -> None:
@@ -87,8 +88,8 @@ _deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=No
 def closing_within(timeout: float, act: Callable[[], None]) -> None:
     """Give all calls of `Pool.shutdown` in ``act`` one shared deadline, ``timeout`` seconds from now.
 
-    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes no arguments. C code
-    leaves the context, so an interrupt cannot keep the deadline for later calls.
+    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes
+    no arguments. C code leaves the context, so an interrupt cannot keep the deadline for later calls.
     """
     context = copy_context()
     context.run(_deadline.set, time.monotonic() + timeout)
@@ -109,7 +110,8 @@ _logger = logging.getLogger("penstock")
 def undisturbed(act: Callable[[], None], lock: Any) -> None:
     """Call ``act`` in a helper thread, and wait for it. Signal handlers never run there, so ``act`` always completes.
 
-    If a handler raises here, in the wait, and `undisturbed` is called again, the next ``act`` begins when the previous one has ended.
+    If a handler raises here, in the wait, and `undisturbed` is called again, the next ``act`` begins when the previous
+    one has ended.
 
     Args:
         act: Must not be left half done.
@@ -120,8 +122,8 @@ def undisturbed(act: Callable[[], None], lock: Any) -> None:
     """
     done = Bell()
     errors: list[BaseException] = []
-    # A single C call. `Thread.start` would wait in Python code; see `start`. If a handler raises in `done.wait`, the thread goes on, and holds the
-    # lock until ``act`` is complete; that is what the next call waits for.
+    # A single C call. `Thread.start` would wait in Python code; see `start`. If a handler raises in `done.wait`, the
+    # thread goes on, and holds the lock until ``act`` is complete; that is what the next call waits for.
     _thread.start_new_thread(_act, (act, lock, errors, done))
     done.wait()
     if errors:
@@ -168,7 +170,10 @@ _WAKING_S = 0.1
 
 
 def when_abandoned(owner: object, act: Callable[[], None]) -> weakref.finalize[Any, Any]:
-    """Call ``act`` when ``owner`` is collected, or as the program ends. A fork has no such threads, and may have inherited their locks locked: it does nothing."""
+    """Call ``act`` when ``owner`` is collected, or as the program ends.
+
+    A fork has no such threads, and may have inherited their locks locked: it does nothing.
+    """
     return weakref.finalize(owner, _abandoned, act, os.getpid())
 
 
@@ -178,12 +183,19 @@ def _abandoned(act: Callable[[], None], pid: int) -> None:
 
 
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:
-    """Wait up to ``timeout`` seconds for threads that were told to end. One that is still busy is logged, and abandoned as a daemon."""
+    """Wait up to ``timeout`` seconds for threads that were told to end.
+
+    One that is still busy is logged, and abandoned as a daemon.
+    """
     # One deadline for all: with a tenth of a second for each, closing many threads took long.
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
-        if not thread.is_alive() or thread is threading.current_thread():  # a finalizer runs in any thread, also in one that it ends
+        # a finalizer runs in any thread, also in one that it ends
+        if not thread.is_alive() or thread is threading.current_thread():
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            _logger.warning("thread %s is still busy and cannot be stopped; it is abandoned, and its result is dropped.", thread.name)
+            _logger.warning(
+                "thread %s is still busy and cannot be stopped; it is abandoned, and its result is dropped.",
+                thread.name,
+            )

@@ -1,4 +1,6 @@
-"""The cores and memory that this process may use, from its affinity and the limits of its control groups (versions 1 and 2)."""
+"""The cores and memory that this process may use, from its affinity and the limits of its control groups (versions 1
+and 2).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def cores(root: Path = _ROOT) -> float:
     """
     found = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     for group in _groups("cpu", root):
-        found_here = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us")
+        found_here = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us") + _numbers(
+            group / "cpu.cfs_period_us"
+        )
         quota, period = [*found_here, 0, 0][:2]
         if quota > 0 and period > 0:
             found = min(found, quota / period)
@@ -31,13 +35,20 @@ def cores(root: Path = _ROOT) -> float:
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that this process may still take; None if unknown. Memory that the kernel would drop, such as cached files, counts as free."""
+    """Bytes that this process may still take; None if unknown.
+
+    Memory that the kernel would drop, such as cached files, counts as free.
+    """
     found = [1024 * kib for kib in entries(root / "proc/meminfo", "MemAvailable:")]
     for group in _groups("memory", root):
         most = [*_numbers(group / "memory.max"), *_numbers(group / "memory.limit_in_bytes")]
         used = [*_numbers(group / "memory.current"), *_numbers(group / "memory.usage_in_bytes")]
         if most and used and most[0] < _NONE:
-            cached = [*entries(group / "memory.stat", "total_inactive_file"), *entries(group / "memory.stat", "inactive_file"), 0]
+            cached = [
+                *entries(group / "memory.stat", "total_inactive_file"),
+                *entries(group / "memory.stat", "inactive_file"),
+                0,
+            ]
             found.append(max(0, most[0] - used[0] + cached[0]))
     return min(found) // _ranks_here() if found else None
 
@@ -59,7 +70,8 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             mount = root / "sys/fs/cgroup"
             if names:
                 mount = next((found for found in (mount / names, mount / controller) if found.is_dir()), mount)
-            # In a container the path may be that of the host, and its folder be missing here; then only the root's limits are read.
+            # In a container the path may be that of the host, and its folder be missing here; then only the root's
+            # limits are read.
             group = Path(path.lstrip("/"))
             yield from (mount / above for above in (group, *group.parents))
 

@@ -1,7 +1,8 @@
 """How long work takes, counted where it is done.
 
-A `Meter` belongs to one worker, its only writer; any thread may read it at any time. It keeps counts in 64-bit words, so that it fits in the
-memory that a worker process shares with the consumer, and so that measuring keeps no samples or batches alive and allocates no memory.
+A `Meter` belongs to one worker, its only writer; any thread may read it at any time. It keeps counts in 64-bit words,
+so that it fits in the memory that a worker process shares with the consumer, and so that measuring keeps no samples or
+batches alive and allocates no memory.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ traced: list[Listener] = []
 """The listeners: none, or one."""
 
 _COST_NS = 100_000
-"""Measuring a sample costs less than a hundredth of this. After each measured sample, samples go unmeasured for this long."""
+"""Measuring a sample costs less than a hundredth of this. After each measured sample, samples go unmeasured for this
+long.
+"""
 _MOST_PLAIN = 255
 """The most batches in a row that go unmeasured."""
 _LOOK_NS = 50_000_000
@@ -120,8 +123,8 @@ class Meter:
         transform: `Histogram` of samples.
         collate: `Histogram` of batches.
         pack: `Histogram` of batches.
-        plain: Batches to leave unmeasured, counted down by the code that makes a batch. The first batch is unmeasured, because it opens
-            files and imports modules.
+        plain: Batches to leave unmeasured, counted down by the code that makes a batch. The first batch is unmeasured,
+            because it opens files and imports modules.
     """
 
     BUSY, SINCE, FIRST, LAST, CPU, WALL, LOOKS, WAITS, SLOWEST_NS, NAME = range(10)
@@ -190,7 +193,10 @@ class Meter:
                 self.words[self.WAITS] += self._wall - wall - (self._cpu - cpu) > _CONTENDED_NS
 
     def measured(self, rows: int, name_of: Callable[[int], int | str | None]) -> None:
-        """A batch of ``rows`` samples was made. If one of them was the slowest so far, ``name_of`` its row is recorded."""
+        """A batch of ``rows`` samples was made.
+
+        If one of them was the slowest so far, ``name_of`` its row is recorded.
+        """
         words = self.words
         if self._wall:
             words[self.WALL] += now() - self._wall
@@ -198,8 +204,8 @@ class Meter:
         mean_ns = (self.load.words[0] + self.transform.words[0] - self._seen) // max(1, rows)
         self.plain = min(_MOST_PLAIN, _COST_NS // max(1, mean_ns))
         if self._slowest_row is not None:
-            # The name before the time by which it is chosen. A reader in another process may still see half of it: then it is no JSON, or
-            # names the sample that was the slowest before.
+            # The name before the time by which it is chosen. A reader in another process may still see half of it: then
+            # it is no JSON, or names the sample that was the slowest before.
             name = json.dumps(name_of(self._slowest_row)).encode()
             most = self.MOST_NAME_BYTES
             words[self.NAME : self.HEAD] = array("q", (name if len(name) <= most else b"null").ljust(most))
@@ -236,7 +242,8 @@ measuring: ContextVar[Meter | None] = ContextVar("penstock_meter", default=None)
 def active_ns() -> int:
     """Nanoseconds that this thread has computed, or waited for a free core."""
     try:
-        _, ready, _ = np.fromfile("/proc/thread-self/schedstat", np.int64, sep=" ")  # one call, so no interrupt leaves the file open
+        # one call, so no interrupt leaves the file open
+        _, ready, _ = np.fromfile("/proc/thread-self/schedstat", np.int64, sep=" ")
     except (OSError, ValueError):  # not Linux, or no file descriptor left
         return thread_time_ns()
     except SystemError as exc:  # NumPy's translation of an interrupt while it opens the file
@@ -276,7 +283,10 @@ class Totals:
             longest[name] = int(max(self._meters[:, start + 1], default=0))
             found[name] = Histogram([self._sums[start], longest[name], *self._sums[start + 2 : start + size]])
         of_sample = "load" if longest["load"] >= longest["transform"] else "transform"
-        return {name: histogram.durations(self._slowest() if name == of_sample else None) for name, histogram in found.items()}
+        return {
+            name: histogram.durations(self._slowest() if name == of_sample else None)
+            for name, histogram in found.items()
+        }
 
     def _slowest(self) -> Any:
         """The name of the slowest sample; None if unknown."""

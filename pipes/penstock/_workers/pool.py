@@ -1,7 +1,7 @@
 """The interface between a node and its workers, whether threads or processes.
 
-One consumer thread owns a pool: it submits, waits and collects. Workers never touch the graph. Other threads may call only
-`Pool.interrupt`.
+One consumer thread owns a pool: it submits, waits and collects. Workers never touch the graph. Other threads may call
+only `Pool.interrupt`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def check_processes(multiprocessing_context: StartMethod | None) -> None:
-    """Refuse a context that a pool of processes cannot use. Where there are no such pools, nothing of ``processes/`` can be imported.
+    """Refuse a context that a pool of processes cannot use.
+
+    Where there are no such pools, nothing of ``processes/`` can be imported.
 
     Raises:
         ValueError: It is neither a start method nor a context.
@@ -33,12 +35,13 @@ def check_processes(multiprocessing_context: StartMethod | None) -> None:
         multiprocessing.get_context(multiprocessing_context)
     elif multiprocessing_context is not None and not hasattr(multiprocessing_context, "get_start_method"):
         raise ValueError(
-            f"multiprocessing_context={multiprocessing_context!r:.80} is neither a start method, such as 'fork', nor a context. "
-            f"Pass a name, or multiprocessing.get_context('fork')."
+            f"multiprocessing_context={multiprocessing_context!r:.80} is neither a start method, such as 'fork', nor a "
+            f"context. Pass a name, or multiprocessing.get_context('fork')."
         )
     if not hasattr(socket, "send_fds"):
         raise RuntimeError(
-            'worker processes need Unix sockets that pass file descriptors, which this platform does not have. Use method="thread".'
+            "worker processes need Unix sockets that pass file descriptors, which this platform does not have. Use "
+            'method="thread".'
         )
 
 
@@ -89,7 +92,8 @@ class Job:
     def result(self) -> Any:
         """Return the value, or raise the task's error.
 
-        An exception that would end more than this batch in the consumer (``StopIteration``, ``SystemExit``) is raised as a `SampleError`.
+        An exception that would end more than this batch in the consumer (``StopIteration``, ``SystemExit``) is raised
+        as a `SampleError`.
         """
         if self.error is None:
             return self.value
@@ -100,7 +104,10 @@ class Job:
         raise SampleError(f"{type(self.error).__name__} was raised by user code {where}".rstrip()) from self.error
 
     def forget(self) -> None:
-        """Drop the error after `result` has raised it. Its traceback refers to every frame on its way, and those refer to this job."""
+        """Drop the error after `result` has raised it.
+
+        Its traceback refers to every frame on its way, and those refer to this job.
+        """
         self.error = None
 
 
@@ -116,12 +123,16 @@ class SplitJob:
 
     @property
     def done(self) -> bool:
-        """Whether all parts are done, so that an error leaves nothing in the workers' queues. After a part has timed out, the others are not awaited."""
+        """Whether all parts are done, so that an error leaves nothing in the workers' queues.
+
+        After a part has timed out, the others are not awaited.
+        """
         return all(job.done for job in self._jobs) or any(isinstance(job.error, TimeoutError) for job in self._jobs)
 
     @property
     def under_way(self) -> list[Job]:
-        return [job for job in self._jobs if not job.done] or self._jobs  # never empty: a thread may have finished the last one just now
+        # never empty: a thread may have finished the last one just now
+        return [job for job in self._jobs if not job.done] or self._jobs
 
     def result(self) -> Any:
         for job in self._jobs:  # the first error in the order of the rows, whichever worker was first
@@ -137,8 +148,8 @@ class SplitJob:
 class Pool(Protocol):
     """Workers that live as long as the pool. Threads and processes share this protocol.
 
-    A pool may have more, and callers check for it: ``unpacked``, how long it took to rebuild results here; ``pids``, the processes of its
-    workers. A pool whose workers share this process has ``threads``, their identifiers.
+    A pool may have more, and callers check for it: ``unpacked``, how long it took to rebuild results here; ``pids``,
+    the processes of its workers. A pool whose workers share this process has ``threads``, their identifiers.
     """
 
     def start(self) -> None:
@@ -149,15 +160,17 @@ class Pool(Protocol):
 
         Args:
             task: Any worker can run it.
-            to: The number of the preferred worker. The task waits for that worker or, if it dies, for its replacement. None: any worker.
+            to: The number of the preferred worker. The task waits for that worker or, if it dies, for its replacement.
+                None: any worker.
         """
         ...
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """Wait until one of ``jobs`` is done.
 
-        After ``timeout`` seconds, a job that a worker has begun ends with a `TimeoutError`, and the pool gives up on its worker. If no worker
-        has begun any of ``jobs``, `wait` itself raises `TimeoutError`, and the jobs stay in flight.
+        After ``timeout`` seconds, a job that a worker has begun ends with a `TimeoutError`, and the pool gives up on
+        its worker. If no worker has begun any of ``jobs``, `wait` itself raises `TimeoutError`, and the jobs stay in
+        flight.
 
         Raises:
             ClosedError: After `interrupt`.
@@ -170,7 +183,10 @@ class Pool(Protocol):
         """Make `wait` raise `ClosedError` in the thread that waits. Thread-safe."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds (see `closing_within`) and release all that they held. Idempotent."""
+        """End the workers within ``timeout`` seconds (see `closing_within`) and release all that they held.
+
+        Idempotent.
+        """
 
     @property
     def size(self) -> int:
@@ -183,10 +199,13 @@ class Pool(Protocol):
         ...
 
     def resize(self, num_workers: int) -> int:
-        """Change the number of workers to ``num_workers``. Returns the actual number, which is lower if the system has no room for more.
+        """Change the number of workers to ``num_workers``.
 
-        Only the consumer's thread may call it. It does not wait: new workers take tasks as soon as they have started, and leaving workers first
-        finish what they have begun. No task is lost. After an interrupt, the next call does the rest.
+        Returns the actual number, which is lower if the system has no room for more.
+
+        Only the consumer's thread may call it. It does not wait: new workers take tasks as soon as they have started,
+        and leaving workers first finish what they have begun. No task is lost. After an interrupt, the next call does
+        the rest.
         """
         ...
 

@@ -1,16 +1,19 @@
-"""A pool of worker processes: one event loop in the consumer's thread, which waits on every channel and every death at once.
+"""A pool of worker processes: one event loop in the consumer's thread, which waits on every channel and every death at
+once.
 
-Results and deaths both wake it, so it needs no helper thread, and it shares no lock with a worker. It decides what to do. The parts are in
-``processes/``: the place of each task (`task_table`), the set of live workers (`supervisor`), our side of one worker (`worker_handle`), ways to
-start workers (`launchers`, `zygote`), the code inside a worker (`worker_main`, `slot_maker`), and the messages in between (`protocol`,
-`remote_error`). Results travel in shared memory (`penstock._memory`).
+Results and deaths both wake it, so it needs no helper thread, and it shares no lock with a worker. It decides what to
+do. The parts are in ``processes/``: the place of each task (`task_table`), the set of live workers (`supervisor`), our
+side of one worker (`worker_handle`), ways to start workers (`launchers`, `zygote`), the code inside a worker
+(`worker_main`, `slot_maker`), and the messages in between (`protocol`, `remote_error`). Results travel in shared memory
+(`penstock._memory`).
 
-A task is a pure function of its address, so after a death it is done again. The dead worker's `Area` says which task and which row to blame.
-If the same row kills twice, the job gets a `SampleError` instead of a third worker.
+A task is a pure function of its address, so after a death it is done again. The dead worker's `Area` says which task
+and which row to blame. If the same row kills twice, the job gets a `SampleError` instead of a third worker.
 
-Who touches what. The consumer thread: everything, under the lock. Any thread: `ProcessPool.interrupt`, without the lock; `pids` and `statistics`,
-which read copies; and `shutdown`, which interrupts first, so that the holder of the lock releases it. A forked child of the consumer's
-process closes its copies of our descriptors (`Supervisor.disown`), and is refused everything else.
+Who touches what. The consumer thread: everything, under the lock. Any thread: `ProcessPool.interrupt`, without the
+lock; `pids` and `statistics`, which read copies; and `shutdown`, which interrupts first, so that the holder of the lock
+releases it. A forked child of the consumer's process closes its copies of our descriptors (`Supervisor.disown`), and is
+refused everything else.
 """
 
 from __future__ import annotations
@@ -57,10 +60,10 @@ class ProcessPool:
         setup: What each worker receives.
         num_workers: Workers at first; default: ``setup.num_workers``, which is the upper limit for `resize`.
         queue_size: Tasks that a worker may hold, including the one in progress. Values above 64 act as 64.
-        refill_at: A worker gets new tasks once it holds this many or fewer, and then several at once, because waking it is most of the cost
-            of a small task. Default: as soon as it has room.
-        max_restarts: Workers that may be replaced over the life of the pool, in total. This is not a rate: a job that runs for weeks should
-            end with a reason rather than lose a worker a day unnoticed.
+        refill_at: A worker gets new tasks once it holds this many or fewer, and then several at once, because waking it
+            is most of the cost of a small task. Default: as soon as it has room.
+        max_restarts: Workers that may be replaced over the life of the pool, in total. This is not a rate: a job that
+            runs for weeks should end with a reason rather than lose a worker a day unnoticed.
         multiprocessing_context: A start method or context; default: multiprocessing's own for the platform.
 
     Raises:
@@ -79,7 +82,11 @@ class ProcessPool:
         multiprocessing_context: str | BaseContext | None = None,
     ) -> None:
         num_workers = setup.num_workers if num_workers is None else num_workers
-        for what, number, least in (("num_workers", num_workers, 1), ("queue_size", queue_size, 1), ("max_restarts", max_restarts, 0)):
+        for what, number, least in (
+            ("num_workers", num_workers, 1),
+            ("queue_size", queue_size, 1),
+            ("max_restarts", max_restarts, 0),
+        ):
             if number < least:
                 raise ValueError(f"{what}={number} must be at least {least}.")
         check_processes(multiprocessing_context)
@@ -116,7 +123,8 @@ class ProcessPool:
             if self._started:
                 return
             self._owner = os.getpid()
-            # At exit multiprocessing sends SIGTERM to the processes that it has started and waits for them; before that it calls its finalizers.
+            # At exit multiprocessing sends SIGTERM to the processes that it has started and waits for them; before that
+            # it calls its finalizers.
             self._at_exit = Finalize(self, _abandoned, (weakref.ref(self), self._supervisor), exitpriority=0)
             self._supervisor.start(self.size)
             self._started = True
@@ -125,17 +133,21 @@ class ProcessPool:
                 raise ClosedError("the loader was closed while its worker processes were starting.")
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds, by force after a quarter of that. Thread-safe and idempotent; after an interrupt, the next call does the rest."""
+        """End the workers within ``timeout`` seconds, by force after a quarter of that.
+
+        Thread-safe and idempotent; after an interrupt, the next call does the rest.
+        """
         if self._ended or os.getpid() != self._owner:
             return
         self.interrupt()
         timeout = patience_s(timeout)
         deadline = time.monotonic() + timeout
-        got = self._lock.acquire(timeout=timeout)  # its holder was interrupted, and lets go unless it is stuck in user code
+        # its holder was interrupted, and lets go unless it is stuck in user code
+        got = self._lock.acquire(timeout=timeout)
         try:
             self._closed = True
-            # The lock is held by a thread that is starting the workers, which takes longer than this call may. It checks
-            # `_closed` when they have started, and ends them.
+            # The lock is held by a thread that is starting the workers, which takes longer than this call may. It
+            # checks `_closed` when they have started, and ends them.
             if not got and not self._started:
                 return
             if self._ending.acquire(timeout=max(0.0, deadline - time.monotonic())):  # otherwise another thread is at it
@@ -144,7 +156,8 @@ class ProcessPool:
                     self._tasks.fail(partial(ClosedError, "the loader was closed while this was being loaded."))
                     if self._at_exit is not None:
                         self._at_exit.cancel()
-                    self._ended = True  # last: an interrupt may come anywhere before, and then the next call begins again
+                    # last: an interrupt may come anywhere before, and then the next call begins again
+                    self._ended = True
                 finally:
                     self._ending.release()
         finally:
@@ -153,14 +166,20 @@ class ProcessPool:
 
     def _check_usable(self) -> None:
         if self._started and os.getpid() != self._owner:
-            raise ClosedError(f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader here.")
+            raise ClosedError(
+                f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader "
+                f"here."
+            )
         if self._closed:
             raise ClosedError(ENDED)
 
     # What the consumer calls.
 
     def submit(self, task: Any, to: int | None = None) -> Job:
-        """Queue a task, for worker ``to`` or for any worker. Never waits for a worker. Errors from pickling ``task`` propagate."""
+        """Queue a task, for worker ``to`` or for any worker.
+
+        Never waits for a worker. Errors from pickling ``task`` propagate.
+        """
         self._check_usable()
         assert to is None or 0 <= to < self.size, f"there is no worker {to}"
         job, body = Job(task), pickle.dumps(task, 5)
@@ -172,8 +191,8 @@ class ProcessPool:
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """Wait until one of ``jobs`` is done.
 
-        After ``timeout`` seconds, the worker that holds one of them is killed and replaced, which counts as a restart. If it was in the
-        middle of that job, the job ends with a `TimeoutError`.
+        After ``timeout`` seconds, the worker that holds one of them is killed and replaced, which counts as a restart.
+        If it was in the middle of that job, the job ends with a `TimeoutError`.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed, and no worker has begun any of them. They stay in flight.
@@ -199,7 +218,10 @@ class ProcessPool:
                 patience = min(deadline, hangs.due) - at
 
     def discard(self) -> None:
-        """Clear any interrupt, and drop every job that is not done. A thread that still waits for such a job gets an error."""
+        """Clear any interrupt, and drop every job that is not done.
+
+        A thread that still waits for such a job gets an error.
+        """
         self._check_usable()
         with self._lock, self._transaction.begin(self._roll_back):
             self._interrupted = False
@@ -271,10 +293,12 @@ class ProcessPool:
 
     def _run_once(self, patience: float) -> None:
         """Wait up to ``patience`` seconds for events, and handle all of them."""
-        self._transaction.settle(self._roll_back)  # before the wait, because after half a change there may be no worker to wake us
+        # before the wait, because after half a change there may be no worker to wake us
+        self._transaction.settle(self._roll_back)
         supervisor = self._supervisor
         death = supervisor.missed_deaths
-        # An interrupt sets its flag, then sends a byte. The byte wakes the wait, but may be drained with an older one, so look at the flag first.
+        # An interrupt sets its flag, then sends a byte. The byte wakes the wait, but may be drained with an older one,
+        # so look at the flag first.
         ready = supervisor.poller.poll(0 if death or self._interrupted else patience * 1000)
         self._check_usable()
         if self._interrupted:
@@ -303,17 +327,25 @@ class ProcessPool:
     def _dispatch(self) -> None:
         """Give tasks to their owners, and other tasks to the least loaded workers, while there are both.
 
-        A worker gets its own tasks in order, regardless of the others. So the oldest task can always be done, and nothing waits forever.
+        A worker gets its own tasks in order, regardless of the others. So the oldest task can always be done, and
+        nothing waits forever.
 
-        While the first workers are still starting, each gets one task, so that the first to be ready does not get all of them.
+        While the first workers are still starting, each gets one task, so that the first to be ready does not get all
+        of them.
         """
         if not self._tasks.waiting:
             return
         workers = self._supervisor.workers.values()
         most, refill_at = (
-            (self._queue_size, self._refill_at) if self._restarts or self._resized or all(worker.ready for worker in workers) else (1, 0)
+            (self._queue_size, self._refill_at)
+            if self._restarts or self._resized or all(worker.ready for worker in workers)
+            else (1, 0)
         )
-        able = [worker for worker in workers if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size]
+        able = [
+            worker
+            for worker in workers
+            if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size
+        ]
         if not any(len(worker.held) <= refill_at for worker in able):
             return
         # First the tasks with an owner, for every worker with room: a worker whose queue is full, or that needs no
@@ -322,8 +354,9 @@ class ProcessPool:
             for worker in able:
                 while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
                     self._hand(worker, task)
-        # Of equally loaded workers, the one that answered last has just begun its oldest task, so it would begin a new one last. Without this,
-        # where 32 workers finish together, an earlier batch was put behind a later one, and 31 finished batches waited for it.
+        # Of equally loaded workers, the one that answered last has just begun its oldest task, so it would begin a new
+        # one last. Without this, where 32 workers finish together, an earlier batch was put behind a later one, and 31
+        # finished batches waited for it.
         able.sort(key=_answered)
         while able:
             # Choose the least loaded worker again for each task. When only the worker to be refilled got tasks, it got
@@ -368,11 +401,18 @@ class ProcessPool:
         needed = worker.worker < self.size  # otherwise it was leaving anyway
         blamed, row, how = worker.doing(), worker.row, cause_of(code)
         name = "" if blamed is None else self._named(blamed.job, row)
-        doing = "while it started" if not worker.ready else f"while loading {name}" if blamed is not None else "while it was idle"
+        doing = (
+            "while it started"
+            if not worker.ready
+            else f"while loading {name}"
+            if blamed is not None
+            else "while it was idle"
+        )
         what = f"{worker.where} {worker.stuck} {doing}" if worker.stuck else f"{worker.where} died {doing}: {how}"
         why = ""
         spent = needed and self._restarts >= self._max_restarts
-        again = worker.worker in self._ended_in_start or not self._supervisor.hears_ctrl_c  # otherwise it may have been Ctrl-C
+        # otherwise it may have been Ctrl-C
+        again = worker.worker in self._ended_in_start or not self._supervisor.hears_ctrl_c
         if not worker.ready and code >= 0 and (again or spent):  # it would do so again, every time
             why = "See its stderr output for details; a script that spawns workers needs `if __name__ == '__main__':`."
         elif spent:
@@ -385,7 +425,10 @@ class ProcessPool:
         if needed:
             self._restarts += 1
             _logger.warning(
-                "%s. It is replaced, and its unfinished work is done again (%d of %d).", what, self._restarts, self._max_restarts
+                "%s. It is replaced, and its unfinished work is done again (%d of %d).",
+                what,
+                self._restarts,
+                self._max_restarts,
             )
         if blamed is not None and self._tasks.blame(blamed, row):
             self._tasks.finish(blamed, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
@@ -395,28 +438,37 @@ class ProcessPool:
             self._supervisor.launch(worker.worker)
 
     def _roll_back(self) -> None:
-        """After an exception in the middle of a change (Ctrl-C at a bad moment), start new workers, and repeat all unfinished tasks."""
+        """After an exception in the middle of a change (Ctrl-C at a bad moment), start new workers, and repeat all
+        unfinished tasks.
+        """
         if not self._supervisor.working or self._tasks.failure is not None:
             return
-        # No half-made state is used. Every live worker goes, and the table is rebuilt from the jobs alone. That is slow,
-        # but correct for any interrupted line.
+        # No half-made state is used. Every live worker goes, and the table is rebuilt from the jobs alone. That is
+        # slow, but correct for any interrupted line.
         self._supervisor.replace_all(self.size)
         self._tasks.restart()
 
     def _on_timeout(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        """Kill the worker that one of ``jobs`` has been waiting for. The job fails, if the worker was in the middle of it."""
+        """Kill the worker that one of ``jobs`` has been waiting for.
+
+        The job fails, if the worker was in the middle of it.
+        """
         workers = self._supervisor.workers.values()
         held = [(worker, task) for job in jobs for worker in workers for task in worker.held if task.job is job]
         if not held:
             starting = [worker.where for worker in workers if not worker.ready]
             why = f"; {', '.join(starting)} has not finished its start" if starting else ""
-            raise TimeoutError(f"waited {timeout} s for {self._named(jobs[0])}, which no worker process has begun{why}.")
+            raise TimeoutError(
+                f"waited {timeout} s for {self._named(jobs[0])}, which no worker process has begun{why}."
+            )
         worker, task = next(((worker, task) for worker, task in held if worker.doing() is task), held[0])
         with self._transaction.begin(self._roll_back):
             begun = worker.doing() is task
             what = self._named(task.job, worker.row if begun else IDLE)
             behind = "" if begun else ", where it has not begun"
-            late = TimeoutError(f"waited {timeout} s for {what}, in {worker.where}{behind}. That worker is killed and replaced.")
+            late = TimeoutError(
+                f"waited {timeout} s for {what}, in {worker.where}{behind}. That worker is killed and replaced."
+            )
             worker.stuck = f"did not answer in time (timeout={timeout}) and was killed"
             worker.kill()  # its death brings back what else it held
             if begun:
@@ -427,12 +479,19 @@ class ProcessPool:
     def _end_hung(self, pid: int) -> None:
         worker = next(worker for worker in self._supervisor.workers.values() if worker.pid == pid)
         task = worker.doing()
-        what = "its start" if not worker.ready else "the end of a task" if task is None else self._named(task.job, worker.row)
+        what = (
+            "its start"
+            if not worker.ready
+            else "the end of a task"
+            if task is None
+            else self._named(task.job, worker.row)
+        )
         why = (
-            f"{what} hangs in {worker.where}: each of its threads waits for a lock or for another thread, without a time limit, and none is left to "
-            f"wake them. A forked worker has the locks of this process, but not its threads, so a thread pool that was used here (polars, OpenMP, a "
-            f'ThreadPoolExecutor) never answers there. Pass multiprocessing_context="spawn" or "forkserver", or method="thread", or have each worker '
-            f"make its own pool, in worker_init_fn or at first use. If the worker was not forked, that code waits for itself."
+            f"{what} hangs in {worker.where}: each of its threads waits for a lock or for another thread, without a "
+            f"time limit, and none is left to wake them. A forked worker has the locks of this process, but not its "
+            f"threads, so a thread pool that was used here (polars, OpenMP, a ThreadPoolExecutor) never answers there. "
+            f'Pass multiprocessing_context="spawn" or "forkserver", or method="thread", or have each worker make its '
+            f"own pool, in worker_init_fn or at first use. If the worker was not forked, that code waits for itself."
         )
         with self._transaction.begin(self._roll_back):
             worker.stuck = "hung and was killed"

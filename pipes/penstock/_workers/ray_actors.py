@@ -1,10 +1,12 @@
 """The actors of a `RayPool`: starts and ends them, sends requests, and collects answers.
 
-Each request to an actor is recorded, and removed once its answer was handled. An exception may come at any line (Ctrl-C), and lose an answer
-just taken from `Actors.came`, or a worker that was being started. All of that can be recovered: see `Actors.restore`.
+Each request to an actor is recorded, and removed once its answer was handled. An exception may come at any line
+(Ctrl-C), and lose an answer just taken from `Actors.came`, or a worker that was being started. All of that can be
+recovered: see `Actors.restore`.
 
-The consumer never uses Ray's futures (``ObjectRef.future``), because their lock is a ``threading.Condition``; see `bell`. If an exception left one
-locked, the thread by which Ray delivers answers would wait for it forever. That thread calls `Came.add` instead.
+The consumer never uses Ray's futures (``ObjectRef.future``), because their lock is a ``threading.Condition``; see
+`bell`. If an exception left one locked, the thread by which Ray delivers answers would wait for it forever. That thread
+calls `Came.add` instead.
 """
 
 from __future__ import annotations
@@ -50,11 +52,16 @@ def connected() -> Any:
 
 @final
 class Request:
-    """A request to an actor: to say where it is, to get ready, or to run ``tasks``. Once answered, it has the value in ``answer``, or Ray's error."""
+    """A request to an actor: to say where it is, to get ready, or to run ``tasks``.
+
+    Once answered, it has the value in ``answer``, or Ray's error.
+    """
 
     __slots__ = ("actor", "answer", "kind", "ref", "tasks")
 
-    def __init__(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
+    def __init__(
+        self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]
+    ) -> None:
         self.actor, self.kind, self.ref, self.tasks = actor, kind, ref, tasks
         self.answer: Any = None
 
@@ -113,7 +120,10 @@ class Actor:
 
 @final
 class Came:
-    """Unhandled answers; those of one actor are in any order. Ray's threads add to it. It does not refer to the pool, so an abandoned pool is collected."""
+    """Unhandled answers; those of one actor are in any order.
+
+    Ray's threads add to it. It does not refer to the pool, so an abandoned pool is collected.
+    """
 
     def __init__(self) -> None:
         self.requests: deque[Request] = deque()
@@ -121,7 +131,8 @@ class Came:
 
     def add(self, request: Request, _ref: Any, answer: Any) -> None:
         """It was answered. Until then, Ray's callback holds the reference."""
-        # In a thread of Ray's, while the consumer may be anywhere. Each step is a single call in C, and the answer is there before its request.
+        # In a thread of Ray's, while the consumer may be anywhere. Each step is a single call in C, and the answer is
+        # there before its request.
         request.answer = answer
         self.requests.append(request)
         self.bell.ring()
@@ -179,7 +190,8 @@ class Actors:
             setup = self.ray.cloudpickle.dumps(self._setup)
         except Exception as error:
             error.add_note(
-                "while packing the dataset, transform=, collate_fn= and worker_init_fn= for Ray workers, which get copies of them"
+                "while packing the dataset, transform=, collate_fn= and worker_init_fn= for Ray workers, which get "
+                "copies of them"
             )
             raise
         self._class = self.ray.remote(RayWorker)
@@ -193,8 +205,13 @@ class Actors:
 
     @property
     def lost(self) -> bool:
-        """Whether the program has closed its connection since. A request to Ray would then start a cluster, and earlier requests are never answered."""
-        return self.ray is not None and (not self.ray.is_initialized() or self._connection != self._connected_to(self.ray))
+        """Whether the program has closed its connection since.
+
+        A request to Ray would then start a cluster, and earlier requests are never answered.
+        """
+        return self.ray is not None and (
+            not self.ray.is_initialized() or self._connection != self._connected_to(self.ray)
+        )
 
     def start(self, workers: int) -> None:
         """Make sure that there are workers of all numbers below ``workers``, without waiting for them."""
@@ -218,7 +235,9 @@ class Actors:
             self._notes = self.ray.remote(RayNotes).options(num_cpus=0, scheduling_strategy=here).remote()
         for task in tasks:
             task.job.worker = actor.worker
-        ref = actor.handle.run.remote([task.body for task in tasks], (self._notes, tasks[0].number) if watched else None)
+        ref = actor.handle.run.remote(
+            [task.body for task in tasks], (self._notes, tasks[0].number) if watched else None
+        )
         self._ask(actor, "tasks", ref, tasks)
 
     def _ask(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
@@ -231,7 +250,9 @@ class Actors:
         request.ref._on_completed(partial(self.came.add, request, request.ref))
 
     def restore(self, workers: int) -> None:
-        """After an exception in the middle of anything, deliver all answers once more, and start the missing workers."""
+        """After an exception in the middle of anything, deliver all answers once more, and start the missing
+        workers.
+        """
         # An answer that comes twice does no harm, because a request that was handled is no longer on its actor's list.
         self.start(workers)
         for actor in self:
@@ -267,8 +288,9 @@ class Actors:
         if none_works and not may_raise:
             return None
         said = (
-            f"In the last {self.placed_within_s:g} s Ray has started none of {len(without)} of {len(actors)} workers. Each needs "
-            f"{_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}. (If that is enough, their processes fail to start: see Ray's logs.)"
+            f"In the last {self.placed_within_s:g} s Ray has started none of {len(without)} of {len(actors)} workers. "
+            f"Each needs {_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}. (If that is "
+            f"enough, their processes fail to start: see Ray's logs.)"
         )
         if none_works:
             for actor in without:
@@ -281,7 +303,9 @@ class Actors:
     def room(self) -> tuple[int, str]:
         """How many workers the cluster has room for, and what bounds that, in words."""
         free, needed = self.ray.available_resources(), self._needed
-        more = min((int(free.get(name, 0) // amount) for name, amount in needed.items()), default=self._setup.num_workers)
+        more = min(
+            (int(free.get(name, 0) // amount) for name, amount in needed.items()), default=self._setup.num_workers
+        )
         return len(self.by_worker) + more, f"the cluster's free {' and '.join(needed) or 'room'}"
 
     @property
@@ -309,7 +333,8 @@ class Actors:
         if self._notes is not None and not self.lost:
             with contextlib.suppress(Exception):
                 self.ray.kill(self._notes)
-        # Ray would keep what these refer to for as long as the program holds the pool, such as in a variable of a notebook.
+        # Ray would keep what these refer to for as long as the program holds the pool, such as in a variable of a
+        # notebook.
         self.came.close()
         self._sent = self._notes = None
 

@@ -1,18 +1,19 @@
 """Workers on other machines: actors of Ray, behind the same `Pool` as threads and processes.
 
-A task is a pure function of its address, so it may be done anywhere, and again after a death. Ray places the actors, carries tasks and
-results, and reports deaths. This pool decides which actor does which task, what is done again, and when to give up; Ray's own restarts and
-retries stay off.
+A task is a pure function of its address, so it may be done anywhere, and again after a death. Ray places the actors,
+carries tasks and results, and reports deaths. This pool decides which actor does which task, what is done again, and
+when to give up; Ray's own restarts and retries stay off.
 
 ::
 
-    submit ──► TaskTable ──a call of several tasks──► RayWorker, in an actor ──one object──► value, in memory of the consumer's `Allocate`
+    submit ──► TaskTable ──a call of several tasks──► RayWorker, in an actor ──one object──► value,
+        in memory of the consumer's `Allocate`
 
 This file tracks where each task is, `Actors` which actors are alive, and `RayWorker` is the code inside an actor.
 
-Who touches what. The consumer thread: everything. Ray's own threads: `Came`, when an answer has reached this machine. Any thread: `interrupt`
-and `statistics`. An exception may come at any line of the consumer (Ctrl-C). The loader then resets its graph; `discard` drops all tasks, and
-restores the state of the actors (`Actors.restore`).
+Who touches what. The consumer thread: everything. Ray's own threads: `Came`, when an answer has reached this machine.
+Any thread: `interrupt` and `statistics`. An exception may come at any line of the consumer (Ctrl-C). The loader then
+resets its graph; `discard` drops all tasks, and restores the state of the actors (`Actors.restore`).
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ class RayPool:
     """`Pool` of actors.
 
     Args:
-        setup: What each actor receives, pickled by Ray's cloudpickle, which includes classes of ``__main__`` and lambdas.
+        setup: What each actor receives, pickled by Ray's cloudpickle, which includes classes of ``__main__`` and
+            lambdas.
         num_workers: Actors at first.
         queue_size: Tasks that an actor may hold, including the one in progress.
         max_restarts: Actors that may be replaced over the life of the pool, in total.
-        ray_options: For ``ray.remote(…).options(…)``: what an actor needs (default: ``{"num_cpus": 1}``), ``runtime_env``, ``scheduling_strategy``, …
+        ray_options: For ``ray.remote(…).options(…)``: what an actor needs (default: ``{"num_cpus": 1}``),
+            ``runtime_env``, ``scheduling_strategy``, …
         allocate: Memory for results. Called in the consumer's thread.
     """
 
@@ -109,21 +112,26 @@ class RayPool:
         self._actors.start(self.size)
 
     def submit(self, task: Any, to: int | None = None) -> Job:
-        """Queue a task, for worker ``to`` or for any worker. Never waits for a worker. Errors from pickling ``task`` propagate."""
+        """Queue a task, for worker ``to`` or for any worker.
+
+        Never waits for a worker. Errors from pickling ``task`` propagate.
+        """
         self._check_usable()
         job, body = Job(task), pickle.dumps(task, 5)
         if b"__main__" in body:
             body = self._actors.ray.cloudpickle.dumps(task)  # the program's own classes, which an actor cannot import
         self._tasks.add(job, body, to)
         self._take_events()
-        self._actors.check_places(may_raise=False)  # so that a loop that never waits is also warned about missing workers
+        # so that a loop that never waits is also warned about missing workers
+        self._actors.check_places(may_raise=False)
         return job
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """See `Pool.wait`. The actor that holds a job for too long is ended and replaced, which counts as a restart.
 
         Raises:
-            TimeoutError: ``timeout`` seconds have passed, and no worker has begun any of them; or no actor has found a place. They stay in flight.
+            TimeoutError: ``timeout`` seconds have passed, and no worker has begun any of them; or no actor has found a
+                place. They stay in flight.
             ClosedError: After `interrupt` (until `discard`), after `shutdown`, or in a fork.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -151,7 +159,8 @@ class RayPool:
         self._interrupted = False
         self._tasks.discard(partial(ClosedError, "this was discarded after a jump."))
         if self._started:
-            # Actors finish the tasks they have: after `ray.cancel` of a queued call, Ray 2.60 makes the actor wait 30 s for it, and then drops it.
+            # Actors finish the tasks they have: after `ray.cancel` of a queued call, Ray 2.60 makes the actor wait 30 s
+            # for it, and then drops it.
             self._actors.restore(self.size)
 
     def interrupt(self) -> None:
@@ -210,25 +219,34 @@ class RayPool:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
-            raise ClosedError(f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader here.")
+            raise ClosedError(
+                f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader "
+                f"here."
+            )
         if self._closed:
             raise ClosedError("these Ray workers have ended; build a new loader.")
         if self._actors.lost:
-            raise ClosedError("Ray was shut down or reconnected after this loader had started its workers. Build a new loader.")
+            raise ClosedError(
+                "Ray was shut down or reconnected after this loader had started its workers. Build a new loader."
+            )
 
     # To the actors, and back.
 
     def _dispatch(self) -> None:
         """Give tasks to their owners, and other tasks to the least loaded actors, while there are both.
 
-        Short tasks share a call, and while an actor has a call, the next one is not made before it is full, because a call costs the consumer
-        about half a millisecond regardless of its content.
+        Short tasks share a call, and while an actor has a call, the next one is not made before it is full, because a
+        call costs the consumer about half a millisecond regardless of its content.
         """
         tasks = self._tasks
         # Half of the queue at most, so that an actor has the next call when it finishes one.
         several = min(max(1, _SHORT_NS // max(1, self._task_ns)), max(1, self._queue_size // 2))
         while tasks.waiting:
-            able = [actor for actor in self._actors if actor.able and actor.worker < self.size and actor.held < self._queue_size]
+            able = [
+                actor
+                for actor in self._actors
+                if actor.able and actor.worker < self.size and actor.held < self._queue_size
+            ]
             able.sort(key=attrgetter("held"))
             found = next((one for one in able if tasks.waiting_for(one.worker) >= (several if one.held else 1)), None)
             if found is not None:
@@ -259,8 +277,8 @@ class RayPool:
             if request not in actor.requests or self._actors.by_worker.get(actor.worker) is not actor:
                 continue  # it came twice, or from an actor that is gone
             lost = isinstance(answer, self._actors.ray.exceptions.RayActorError)
-            # An actor's death comes as the answer to each of its requests, in any order and between true answers. It is replaced when all have
-            # come, so nothing that it has done is done again.
+            # An actor's death comes as the answer to each of its requests, in any order and between true answers. It is
+            # replaced when all have come, so nothing that it has done is done again.
             if lost:
                 actor.death = answer
             elif isinstance(answer, BaseException):
@@ -284,7 +302,9 @@ class RayPool:
                 self._actors.remove(actor)
         self._dispatch()
 
-    def _answered(self, actor: Actor, tasks: list[PendingTask], answers: list[Answer], took_ns: int, counted: Any) -> None:
+    def _answered(
+        self, actor: Actor, tasks: list[PendingTask], answers: list[Answer], took_ns: int, counted: Any
+    ) -> None:
         self._task_ns = (3 * self._task_ns + took_ns // len(tasks)) // 4
         if counted is not None:
             actor.counted = counted.tolist()
@@ -302,7 +322,9 @@ class RayPool:
                 self._tasks.finish(task, error=error)
 
     def _value(self, answer: Answer) -> Any:
-        """The value in our own memory, because objects in the object store are read-only, and stay there as long as they are viewed."""
+        """The value in our own memory, because objects in the object store are read-only, and stay there as long as
+        they are viewed.
+        """
         began = now()
         _, kind, body, found = answer
         if kind != BYTES and found:
@@ -339,16 +361,22 @@ class RayPool:
         number, row, may_accuse = NO_TASK, IDLE, False
         if any(task.fatal_rows for task in suspects) and (noted := self._actors.at(actor)) is not None:
             (number, row), may_accuse = noted, True
-            suspects = [task for task in suspects if not task.fatal_rows or task.number == number]  # the others had not begun
+            # the others had not begun
+            suspects = [task for task in suspects if not task.fatal_rows or task.number == number]
         blamed = next((task for task in suspects if task.number == number), None)
         if blamed is None:
             blamed, row = suspects[0] if len(suspects) == 1 else None, IDLE
-        doing = f" while loading {self._named(blamed.job, row)}" if blamed else "" if actor.ready else " while it started"
+        doing = (
+            f" while loading {self._named(blamed.job, row)}" if blamed else "" if actor.ready else " while it started"
+        )
         where = actor.where or f"Ray worker {actor.worker}"
         what = f"{where} {actor.stuck}" if actor.stuck else f"{where} died{doing}: {how}"
         why = ""
         if needed and not actor.where and "import" in how:
-            why = "A replacement would fail, too: install the missing module there, or send it with ray.init(runtime_env=…)."
+            why = (
+                "A replacement would fail, too: install the missing module there, or send it with "
+                "ray.init(runtime_env=…)."
+            )
         elif needed and self._restarts >= self._max_restarts:
             why = f"Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."
         if why:
@@ -357,20 +385,36 @@ class RayPool:
         if needed:
             self._restarts += 1
             _logger.warning(
-                "%s It is replaced, and its unfinished work is done again (%d of %d).", what, self._restarts, self._max_restarts
+                "%s It is replaced, and its unfinished work is done again (%d of %d).",
+                what,
+                self._restarts,
+                self._max_restarts,
             )
-        unreachable = isinstance(actor.death, self._actors.ray.exceptions.ActorUnavailableError) or how.startswith("its node")
+        unreachable = isinstance(actor.death, self._actors.ray.exceptions.ActorUnavailableError) or how.startswith(
+            "its node"
+        )
         if not actor.stuck and not unreachable:  # otherwise it was not this task
             for task in suspects:  # which row it was is known from the second death on
                 if self._tasks.blame(task, row if task is blamed else IDLE) and task is blamed and may_accuse:
                     name = self._named(task.job, row)
-                    self._tasks.finish(task, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
+                    self._tasks.finish(
+                        task, error=SampleError(f"{name} has killed two workers; the last of them: {how}")
+                    )
         self._tasks.requeue(task for call in calls for task in call.tasks)
         self._actors.start(self.size)
 
     def _on_timeout(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        """End the actor that one of ``jobs`` has been waiting for. The job fails if the actor had certainly begun it. Otherwise its tasks go alone from now on."""
-        held = [(actor, call, task) for actor in self._actors for call in actor.calls for task in call.tasks if task.job in jobs]
+        """End the actor that one of ``jobs`` has been waiting for.
+
+        The job fails if the actor had certainly begun it. Otherwise its tasks go alone from now on.
+        """
+        held = [
+            (actor, call, task)
+            for actor in self._actors
+            for call in actor.calls
+            for task in call.tasks
+            if task.job in jobs
+        ]
         if not held:
             starting = [actor for actor in self._actors if not actor.ready]
             why = f"; {len(starting)} have not finished their start" if starting else ""
@@ -379,7 +423,10 @@ class RayPool:
         first = call is actor.calls[0]
         begun = first and len(call.tasks) == 1
         behind = "" if begun else ", where it may not have begun" if first else ", where it has not begun"
-        late = TimeoutError(f"waited {timeout} s for {self._named(task.job)}, in {actor.where}{behind}. That worker is ended and replaced.")
+        late = TimeoutError(
+            f"waited {timeout} s for {self._named(task.job)}, in {actor.where}{behind}. That worker is ended and "
+            f"replaced."
+        )
         for one in call.tasks if first else ():
             one.fatal_rows.add(_NO_ROW)  # it has killed no actor, but is watched from now on
         actor.stuck = f"did not answer in time (timeout={timeout}) and was ended."

@@ -67,7 +67,8 @@ class RayWorker:
 
         Args:
             tasks: Pickled.
-            notes: An actor that records each row before it is loaded, with the number of the task, so that it is known which row kills this process.
+            notes: An actor that records each row before it is loaded, with the number of the task, so that it is known
+                which row kills this process.
         """
         measuring.set(self._meter)  # Ray may call from another context than before
         began = self._meter.begin()
@@ -114,7 +115,14 @@ def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
 
     buffers: list[pickle.PickleBuffer] = []
     body = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return PICKLED, body, [np.frombuffer(raw, np.uint8) if raw.nbytes else np.empty(0, np.uint8) for raw in (one.raw() for one in buffers)]
+    return (
+        PICKLED,
+        body,
+        [
+            np.frombuffer(raw, np.uint8) if raw.nbytes else np.empty(0, np.uint8)
+            for raw in (one.raw() for one in buffers)
+        ],
+    )
 
 
 class _Noted(list[int]):
@@ -136,8 +144,10 @@ class _Noted(list[int]):
     def _note(self, number: int, row: int) -> None:
         import ray
 
-        # Waits for the other actor. A note on its way would die with this process, and the row that kills it could not be named.
-        with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then the row stays unknown
+        # Waits for the other actor. A note on its way would die with this process, and the row that kills it could not
+        # be named.
+        with contextlib.suppress(ray.exceptions.RayError):
+            # it has died with its node, or does not answer: then the row stays unknown
             ray.get(self._notes.note.remote(self._life, number, row), timeout=NOTED_WITHIN_S)
 
 

@@ -1,18 +1,20 @@
 """A thread that reads ahead: it keeps a few items of a source ready, each with the source's state after that item.
 
-Who touches what: the reader thread alone reads the source. The consumer thread resets it, but only while the reader is outside and kept there
-(`ReaderThread._leave_source`), so the source needs no lock. While the reader is inside, `ReaderThread` calls nothing but the source's ``interrupt``.
-Invariant: items ready plus the item being read are at most ``depth + 1``, so memory is bounded.
+Who touches what: the reader thread alone reads the source. The consumer thread resets it, but only while the reader is
+outside and kept there (`ReaderThread._leave_source`), so the source needs no lock. While the reader is inside,
+`ReaderThread` calls nothing but the source's ``interrupt``. Invariant: items ready plus the item being read are at most
+``depth + 1``, so memory is bounded.
 
-An item may hold the reader: an error, ``StopIteration``, or the end of an epoch if nothing may run ahead. The reader then waits until the
-consumer has taken that item and requests the next, so it reads nothing that might never be needed.
+An item may hold the reader: an error, ``StopIteration``, or the end of an epoch if nothing may run ahead. The reader
+then waits until the consumer has taken that item and requests the next, so it reads nothing that might never be needed.
 
-Who holds what: `ReaderThread` holds the `_Shelf`; the thread holds it only while it reads, and has a weak reference otherwise. An error raised
-to the consumer refers to every frame on its way, including frames of `ReaderThread`, and the graph may hold that error. If the thread held the
-graph, a running thread would keep everything alive, and an abandoned loader would never be collected.
+Who holds what: `ReaderThread` holds the `_Shelf`; the thread holds it only while it reads, and has a weak reference
+otherwise. An error raised to the consumer refers to every frame on its way, including frames of `ReaderThread`, and the
+graph may hold that error. If the thread held the graph, a running thread would keep everything alive, and an abandoned
+loader would never be collected.
 
-A signal handler may raise in the consumer thread between any two steps. So the threads wake each other by a `Bell`, and after each ring the woken
-thread looks at the shared fields again.
+A signal handler may raise in the consumer thread between any two steps. So the threads wake each other by a `Bell`, and
+after each ring the woken thread looks at the shared fields again.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class _Item(NamedTuple):
 class _Shelf:
     """Everything that leads to the graph: the source, and the items read from it."""
 
-    def __init__(self, source: Readable, convert: Callable[[Any], Any] | None, holds: Callable[[Any], bool] | None) -> None:
+    def __init__(
+        self, source: Readable, convert: Callable[[Any], Any] | None, holds: Callable[[Any], bool] | None
+    ) -> None:
         self.source = source
         self.convert = convert
         self.holds = holds
@@ -103,7 +107,13 @@ class _Shelf:
             if self.convert is not None:
                 value = self.convert(value)
                 self.converted.add(now() - read)
-            return _Item(value, None, self.source.get_state(), self.holds is not None and self.holds(value), self.source.address())
+            return _Item(
+                value,
+                None,
+                self.source.get_state(),
+                self.holds is not None and self.holds(value),
+                self.source.address(),
+            )
         except BaseException as exc:
             return _Item(None, exc, self.source.get_state(), True, None)
 
@@ -115,7 +125,8 @@ class _Core:
     def __init__(self, shelf: _Shelf, depth: int) -> None:
         self.shelf = weakref.ref(shelf)
         self.depth = depth
-        self.lock = threading.RLock()  # re-entrant: a signal handler may close the loader while its own thread holds the lock
+        # re-entrant: a signal handler may close the loader while its own thread holds the lock
+        self.lock = threading.RLock()
         self.room = Bell()  # wakes the reader
         self.ready = Bell()  # wakes the consumer in `next`
         self.left = Bell()  # wakes the thread that waits in `_leave_source`
@@ -156,7 +167,14 @@ class _Core:
         """Enter the source and return the shelf; None if the reader must wait."""
         with self.lock:
             shelf = self.shelf()
-            if shelf is None or self.stopped or not self.running or self.held or self.still or len(shelf.items) >= self.depth:
+            if (
+                shelf is None
+                or self.stopped
+                or not self.running
+                or self.held
+                or self.still
+                or len(shelf.items) >= self.depth
+            ):
                 return None
             self.inside = True
             return shelf
@@ -177,14 +195,17 @@ class _Core:
 
 @final
 class ReaderThread:
-    """Read ``source`` ahead of the consumer in one background thread. It starts at the first `reset` and lives as long as this object.
+    """Read ``source`` ahead of the consumer in one background thread.
+
+    It starts at the first `reset` and lives as long as this object.
 
     Args:
         source: Read in the background thread.
         depth: Items kept ready, at least 1.
         name: The thread's name.
         convert: Applied to each item, in the background thread.
-        holds: Whether the reader must stop after this item until the consumer asks for the next. Called with None before the first item.
+        holds: Whether the reader must stop after this item until the consumer asks for the next. Called with None
+            before the first item.
         timeout: Seconds that `next` waits; None waits forever.
         places: Of the thread that waits for the reader.
 
@@ -218,7 +239,10 @@ class ReaderThread:
         self._started = False
 
     def reset(self, initial_state: dict[str, Any] | None) -> None:
-        """Drop the items that are ready, move the source to ``initial_state``, and continue reading. The first call starts the thread."""
+        """Drop the items that are ready, move the source to ``initial_state``, and continue reading.
+
+        The first call starts the thread.
+        """
         core, shelf = self._core, self._shelf
         if core.stopped:
             raise ClosedError(f"{self._name} has ended; build a new loader.")
@@ -277,7 +301,10 @@ class ReaderThread:
 
     @property
     def holds_error(self) -> bool:
-        """Whether the source has raised an error that `next` has not raised yet. True while the reader is in the source, because it may raise."""
+        """Whether the source has raised an error that `next` has not raised yet.
+
+        True while the reader is in the source, because it may raise.
+        """
         core, items = self._core, self._shelf.items
         with core.lock:
             return core.inside or bool(items and items[-1].error is not None)
@@ -314,7 +341,9 @@ class ReaderThread:
         core, items = self._core, self._shelf.items
         with core.lock:
             if core.stopped or core.interrupted:
-                raise ClosedError(f"{self._name} was closed, or moved to another position, while it waited for an item.")
+                raise ClosedError(
+                    f"{self._name} was closed, or moved to another position, while it waited for an item."
+                )
             if items:
                 item = items[0]
                 if item.error is None:
@@ -353,7 +382,10 @@ class ReaderThread:
             self._wait_s += time.perf_counter() - began
 
     def _leave_source(self) -> None:
-        """Return once the reader has left the source until the next `reset`. Interrupts a wait in the source, and waits for work there to finish."""
+        """Return once the reader has left the source until the next `reset`.
+
+        Interrupts a wait in the source, and waits for work there to finish.
+        """
         core = self._core
         with core.lock:
             core.running = False

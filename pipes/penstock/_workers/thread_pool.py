@@ -1,19 +1,22 @@
 """Worker threads.
 
-Who touches what: the consumer thread submits, waits and discards. Each worker thread takes one job at a time from the inbox and writes its
-result. A lock guards results, because the consumer may give up on a job in the moment in which it finishes. Any thread may call `interrupt`.
+Who touches what: the consumer thread submits, waits and discards. Each worker thread takes one job at a time from the
+inbox and writes its result. A lock guards results, because the consumer may give up on a job in the moment in which it
+finishes. Any thread may call `interrupt`.
 
-A user's signal handler may raise in the consumer thread at any moment. So the consumer runs no code that such an exception would leave half
-done: the inbox is a ``SimpleQueue``, whose calls are single C calls, and a `Bell` wakes the consumer.
+A user's signal handler may raise in the consumer thread at any moment. So the consumer runs no code that such an
+exception would leave half done: the inbox is a ``SimpleQueue``, whose calls are single C calls, and a `Bell` wakes the
+consumer.
 
-The pool may grow and shrink while it works (`ThreadPool.resize`). To shrink it, the consumer sets how many threads should leave, and any of
-them do: each checks after every job, and a None in the inbox wakes an idle one. If an interrupt loses a None, that only delays a thread.
+The pool may grow and shrink while it works (`ThreadPool.resize`). To shrink it, the consumer sets how many threads
+should leave, and any of them do: each checks after every job, and a None in the inbox wakes an idle one. If an
+interrupt loses a None, that only delays a thread.
 
-A thread cannot be stopped. If a job takes longer than ``timeout``, the pool gives up on it: the job ends with a `TimeoutError`, and if the
-thread finishes it after all, the result is dropped. The thread then takes jobs again.
+A thread cannot be stopped. If a job takes longer than ``timeout``, the pool gives up on it: the job ends with a
+`TimeoutError`, and if the thread finishes it after all, the result is dropped. The thread then takes jobs again.
 
-The threads hold the `_Core` and never the pool, so an abandoned pool is collected, and its finalizer ends them. They are daemons only so that
-a thread stuck in user code cannot delay the interpreter's exit.
+The threads hold the `_Core` and never the pool, so an abandoned pool is collected, and its finalizer ends them. They
+are daemons only so that a thread stuck in user code cannot delay the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -53,9 +56,11 @@ class _Core:
         self.meters = [Meter(tries_lock=True) for _ in range(most)]  # each thread writes its own
         self.doing: list[Job | None] = [None] * most  # each thread writes its own
         self.threads: dict[int, threading.Thread] = {}  # by number; a thread that leaves takes itself out
-        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None wakes an idle thread, which leaves if it should
+        # a None wakes an idle thread, which leaves if it should
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.finished = Bell()  # wakes the consumer
-        # Guards results and who leaves. Re-entrant: a signal handler may close the loader while its own thread holds it.
+        # Guards results and who leaves. Re-entrant: a signal handler may close the loader while its own thread holds
+        # it.
         self.lock = threading.RLock()
         self.leaving = 0  # threads that are to leave
         self.tasks = 0
@@ -120,7 +125,8 @@ class _Core:
             if job is not None:
                 what = self.work.name(job.task, self.current_rows[job.worker][0])
                 job.error = TimeoutError(
-                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is abandoned, and its result is dropped."
+                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is "
+                    f"abandoned, and its result is dropped."
                 )
                 job.done = True
                 self.tasks += 1
@@ -235,13 +241,14 @@ class ThreadPool:
             missing = num_workers - core.size
             stay = min(core.leaving, max(0, missing))
             core.leaving += max(0, -missing) - stay
-            # Without a loop: from Python 3.12 on, Ctrl-C at a loop's conditional jump can leave a lock held (python/cpython#130279).
+            # Without a loop: from Python 3.12 on, Ctrl-C at a loop's conditional jump can leave a lock held
+            # (python/cpython#130279).
             numbers = sorted(set(range(len(core.current_rows))).difference(core.threads))[: max(0, missing - stay)]
         core.wake(core.leaving)
         for number in numbers:
             self._started = False  # first: after an interrupt, the next call starts those that are listed
-            # `threads` is the only record of the numbers in use. With two records, an interrupt at the wrong line left a
-            # number in only one of them.
+            # `threads` is the only record of the numbers in use. With two records, an interrupt at the wrong line left
+            # a number in only one of them.
             core.threads[number] = self._thread(number)
         try:
             self._start_threads()
@@ -299,7 +306,12 @@ class ThreadPool:
         core = self._core
         busy = sum(job is not None for job in core.doing)
         return WorkerStatistics(
-            "thread", workers=core.size, busy=busy, tasks=core.tasks, waiting=core.inbox.qsize(), stuck=len(core.stuck())
+            "thread",
+            workers=core.size,
+            busy=busy,
+            tasks=core.tasks,
+            waiting=core.inbox.qsize(),
+            stuck=len(core.stuck()),
         )
 
     def counted(self) -> list[list[int]]:
@@ -309,5 +321,6 @@ class ThreadPool:
 def _end(core: _Core, timeout: float) -> None:
     if not core.ended:
         core.stop()
-        core.ended = True  # not before: after an interrupt, the next call tells the rest, which would otherwise wait forever
+        # not before: after an interrupt, the next call tells the rest, which would otherwise wait forever
+        core.ended = True
         join(list(core.threads.values()), timeout)

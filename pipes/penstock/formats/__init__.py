@@ -1,8 +1,12 @@
-"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards` or has the same methods."""
+"""Datasets over files of common formats, for `Loader.from_dataset`.
 
-# To add a format, write a file ``_<name>.py`` with a function ``<name>`` (or several, ``<name>_…``), and add its import and its name here. ``python -m penstock
-# index`` also reads two constants of that file: ``SUFFIXES``, the file endings, and ``FORMAT``, how to index such files. A format without them needs no index.
-# The file names start with an underscore because importing a submodule named `tar` would replace the function `tar` in this namespace.
+Each is a `penstock.Shards` or has the same methods.
+"""
+
+# To add a format, write a file ``_<name>.py`` with a function ``<name>`` (or several, ``<name>_…``), and add its import
+# and its name here. ``python -m penstock index`` also reads two constants of that file: ``SUFFIXES``, the file endings,
+# and ``FORMAT``, how to index such files. A format without them needs no index. The file names start with an underscore
+# because importing a submodule named `tar` would replace the function `tar` in this namespace.
 
 from __future__ import annotations
 

@@ -35,23 +35,28 @@ _BYTES_AT_ONCE: Final = 2**16
 
 
 def arrow(paths: Paths, columns: Sequence[str] | None = None, **options: Unpack[FormatOptions]) -> Shards | Stream:
-    """Read Arrow IPC files (also Feather version 2) and streams (``.arrow``, as Hugging Face writes them) as one dataset. A shard is a record batch.
+    """Read Arrow IPC files (also Feather version 2) and streams (``.arrow``, as Hugging Face writes them) as one
+    dataset. A shard is a record batch.
 
-    The files are memory-mapped, so rows are read by index and occupy only the operating system's page cache. (A compressed record batch is decompressed
-    when it is opened.) A sample is a dict of Python values, as returned by pyarrow's ``to_pylist``. Do not truncate a file while it is being read: as with any
-    mapped file, that kills the process.
+    The files are memory-mapped, so rows are read by index and occupy only the operating system's page cache. (A
+    compressed record batch is decompressed when it is opened.) A sample is a dict of Python values, as returned by
+    pyarrow's ``to_pylist``. Do not truncate a file while it is being read: as with any mapped file, that kills the
+    process.
 
     Args:
-        paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same columns, with the same sorts of Python
-            values.
+        paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same
+            columns, with the same sorts of Python values.
         columns: Read only these. Default: all.
-        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
-            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. With ``cache_dir`` every file is copied when the dataset is built, because any row may come
-            first; ``max_cache_size`` must be at least the total size of the files.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see
+            `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see
+            `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. With
+            ``cache_dir`` every file is copied when the dataset is built, because any row may come first;
+            ``max_cache_size`` must be at least the total size of the files.
 
     Raises:
-        ValueError: A file is not Arrow or was cut short; a file is not local and there is no room for a copy; its columns differ from those of the first
-            file; or one of ``columns`` is missing. On loading: a file has changed.
+        ValueError: A file is not Arrow or was cut short; a file is not local and there is no room for a copy; its
+            columns differ from those of the first file; or one of ``columns`` is missing. On loading: a file has
+            changed.
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow", _WHO)
@@ -68,8 +73,9 @@ def _check_room(files: list[str]) -> None:
         needed = sum(seen.size for seen in looked_at(stamp, files))
         if needed > cache.most_bytes:
             raise ValueError(
-                f"max_cache_size={cache.most_bytes:,} bytes, but the {len(files)} Arrow files take {needed:,}, and all of them are memory-mapped. Raise the limit to at least that, "
-                f"or store them as parquet, which can be read in parts."
+                f"max_cache_size={cache.most_bytes:,} bytes, but the {len(files)} Arrow files take {needed:,}, and all "
+                f"of them are memory-mapped. Raise the limit to at least that, or store them as parquet, which can be "
+                f"read in parts."
             )
 
 
@@ -100,7 +106,10 @@ class _RecordBatches:
 
 @final
 class _Rows:
-    """The rows of a record batch, as dicts. Rows read in order are converted several at a time, which is much cheaper."""
+    """The rows of a record batch, as dicts.
+
+    Rows read in order are converted several at a time, which is much cheaper.
+    """
 
     def __init__(self, batch: Any, check_version: Callable[[], None]) -> None:
         self._batch = batch
@@ -151,7 +160,9 @@ def _look(path: str, columns: list[str] | None) -> Look:
                 ):  # of the other byte order, which only a stream that is read in sequence swaps
                     offsets = None
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
-        raise ValueError(f"{path} is not an Arrow file or stream, or was cut short{kind_of(head, 'arrow')}: {exc}") from exc
+        raise ValueError(
+            f"{path} is not an Arrow file or stream, or was cut short{kind_of(head, 'arrow')}: {exc}"
+        ) from exc
     return Look(seen, chosen_types(path, schema, columns, names, {}), rows, offsets)
 
 
@@ -162,16 +173,20 @@ def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] |
         rows.append(batch.num_rows)
         offsets.append(file.tell())
     file.seek(offsets[-1])
-    if file.read(8) not in (b"\xff\xff\xff\xff\0\0\0\0", bytes(4), bytes(8)):  # by the format's specification; before Arrow 0.15 four bytes
+    # by the format's specification; before Arrow 0.15 four bytes
+    if file.read(8) not in (b"\xff\xff\xff\xff\0\0\0\0", bytes(4), bytes(8)):
         raise ValueError("it has no end-of-stream marker. If it is complete, write it again and close the writer")
     file.seek(offsets[0])
-    if rows and pyarrow.ipc.read_message(file).type != "record batch":  # dictionaries come first, and no batch can be read without them
+    # dictionaries come first, and no batch can be read without them
+    if rows and pyarrow.ipc.read_message(file).type != "record batch":
         return rows, None
     return rows, np.array(offsets[:-1], dtype=np.int64)
 
 
 def _check(piece: Piece, batch: Any) -> None:
-    """Refuse a batch whose offsets or indices point outside it, because following one would crash the process. Python checks top-level strings itself.
+    """Refuse a batch whose offsets or indices point outside it, because following one would crash the process.
+
+    Python checks top-level strings itself.
 
     Raises:
         ValueError: An offset or index is out of bounds.

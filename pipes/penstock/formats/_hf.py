@@ -24,27 +24,33 @@ _KEEP_COUNTS: Final = {
     "SelectColumnsIterable",
 }
 _BY_SAMPLE: Final = {*_KEEP_COUNTS, "FilteredExamplesIterable", "VerticallyConcatenatedMultiSourcesExamplesIterable"}
-"""The shards of these, read one after the other, are the whole stream, unless their function receives indices or batches."""
+"""The shards of these, read one after the other, are the whole stream, unless their function receives indices or
+batches.
+"""
 _END: Final = object()
 
 
 def hf(dataset: Any, counts: Sequence[int] | None = None, **options: Unpack[FormatOptions]) -> Any:
     """Prepare a Hugging Face dataset for `Loader.from_dataset` and `Mix`.
 
-    A ``Dataset`` can already be read by index, with its format and its transform, so it is returned unchanged. An ``IterableDataset`` becomes `penstock.Shards`, or a `penstock.Stream`: shard i is
-    ``dataset.shard(dataset.num_shards, i)``, read front to back. One after the other, the shards are exactly what iterating over the stream yields; a stream
-    of several shards with a step for which this does not hold, such as ``take``, is refused. Leave shuffling and splitting over ranks to the loader.
+    A ``Dataset`` can already be read by index, with its format and its transform, so it is returned unchanged. An
+    ``IterableDataset`` becomes `penstock.Shards`, or a `penstock.Stream`: shard i is
+    ``dataset.shard(dataset.num_shards, i)``, read front to back. One after the other, the shards are exactly what
+    iterating over the stream yields; a stream of several shards with a step for which this does not hold, such as
+    ``take``, is refused. Leave shuffling and splitting over ranks to the loader.
 
     Args:
         dataset: A ``datasets.Dataset`` or ``datasets.IterableDataset``.
-        counts: Samples in each shard of an ``IterableDataset``. Default: inferred if it was made by ``Dataset.to_iterable_dataset`` or states the lengths of its
-            shards, and every later step keeps the number of samples.
-        **options: ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`; the
-            shard lengths then need not be known, so the stream may contain any steps.
+        counts: Samples in each shard of an ``IterableDataset``. Default: inferred if it was made by
+            ``Dataset.to_iterable_dataset`` or states the lengths of its shards, and every later step keeps the number
+            of samples.
+        **options: ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
+            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`; the shard lengths then need not be known,
+            so the stream may contain any steps.
 
     Raises:
-        ValueError: The lengths are unknown; the number of counts differs from the number of shards; the stream was shuffled or split over ranks; or it has
-            several shards and a step that looks beyond one sample.
+        ValueError: The lengths are unknown; the number of counts differs from the number of shards; the stream was
+            shuffled or split over ranks; or it has several shards and a step that looks beyond one sample.
         TypeError: ``dataset`` is neither kind of dataset.
         ImportError: datasets is not installed.
     """
@@ -52,13 +58,14 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, **options: Unpack[Form
     if isinstance(dataset, datasets.Dataset):
         if counts is not None or options:
             raise ValueError(
-                f"{', '.join(['counts', *options])} apply to an IterableDataset, but this Dataset is read by index. Drop them, or pass "
-                f"dataset.to_iterable_dataset()."
+                f"{', '.join(['counts', *options])} apply to an IterableDataset, but this Dataset is read by index. "
+                f"Drop them, or pass dataset.to_iterable_dataset()."
             )
         return dataset
     if isinstance(dataset, dict):
         raise TypeError(
-            f"this is a {type(dataset).__name__} with the splits {', '.join(map(repr, dataset))}. Choose one: hf(dataset[{next(iter(dataset), 'train')!r}])."
+            f"this is a {type(dataset).__name__} with the splits {', '.join(map(repr, dataset))}. Choose one: "
+            f"hf(dataset[{next(iter(dataset), 'train')!r}])."
         )
     if not isinstance(dataset, datasets.IterableDataset):
         raise TypeError(f"hf takes a datasets.Dataset or a datasets.IterableDataset, not a {type(dataset).__name__}.")
@@ -66,7 +73,9 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, **options: Unpack[Form
     if counts is None and options.get("epoch_size") is None:
         counts = _known_counts(dataset, steps)
     if counts is not None and len(counts) != dataset.num_shards:
-        raise ValueError(f"got {len(counts)} counts for {dataset.num_shards} shards (dataset.num_shards). Pass one count per shard.")
+        raise ValueError(
+            f"got {len(counts)} counts for {dataset.num_shards} shards (dataset.num_shards). Pass one count per shard."
+        )
     return over(dataset.num_shards, _Shards(dataset), counts, options)
 
 
@@ -88,7 +97,10 @@ class _Shards:
 
 
 def _first(samples: Iterator[Any]) -> Any:
-    """The first of ``samples``, read as if outside a worker. In a torch worker a stream yields only some of its shards, and it decides that here."""
+    """The first of ``samples``, read as if outside a worker.
+
+    In a torch worker a stream yields only some of its shards, and it decides that here.
+    """
     worker = _utils.worker
     info, worker._worker_info = worker._worker_info, None
     try:
@@ -102,20 +114,24 @@ def _checked(dataset: Any) -> list[Any]:
     steps = list(_steps(dataset._ex_iterable))
     if dataset._distributed is not None:
         raise ValueError(
-            "this stream was split over ranks by split_dataset_by_node, but the loader splits it itself. Pass the stream without that."
+            "this stream was split over ranks by split_dataset_by_node, but the loader splits it itself. Pass the "
+            "stream without that."
         )
     if any("Shuffled" in type(step).__name__ for step in steps):
         raise ValueError(
-            "this stream was shuffled with a buffer, which cannot resume. Pass the stream without .shuffle(), and pass shuffle=True to the loader: "
-            "it shuffles the shards, and with window=1000 also the samples within about 1000 of each other."
+            "this stream was shuffled with a buffer, which cannot resume. Pass the stream without .shuffle(), and pass "
+            "shuffle=True to the loader: it shuffles the shards, and with window=1000 also the samples within about "
+            "1000 of each other."
         )
     for step in steps:
         if step.num_shards > 1 and not _is_by_sample(step):
             raise ValueError(
-                f"the step {type(step).__name__} looks beyond one sample (it counts or repeats samples, gets their indices or batches of them, or chooses between sources), so it would yield "
-                f"other samples in each of its {step.num_shards} shards alone than in the whole stream. Leave it to the loader: batch_size=, a function of one sample as transform= or in steps=, "
-                f"Mix for several sources, epoch_size= for a part of any samples, a Dataset loaded without streaming (split='train[:1000]') for a certain part. Or pass the stream "
-                f"itself to Loader.from_dataset, which iterates over it."
+                f"the step {type(step).__name__} looks beyond one sample (it counts or repeats samples, gets their "
+                f"indices or batches of them, or chooses between sources), so it would yield other samples in each of "
+                f"its {step.num_shards} shards alone than in the whole stream. Leave it to the loader: batch_size=, a "
+                f"function of one sample as transform= or in steps=, Mix for several sources, epoch_size= for a part "
+                f"of any samples, a Dataset loaded without streaming (split='train[:1000]') for a certain part. Or "
+                f"pass the stream itself to Loader.from_dataset, which iterates over it."
             )
     return steps
 
@@ -145,7 +161,8 @@ def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
     unclear = next((step for step in steps if not _keeps_count(step)), None)
     if unclear is None:
         pieces = source.kwargs.get("shards")
-        if pieces and all(isinstance(piece, extra("datasets", _WHO).Dataset) for piece in pieces):  # to_iterable_dataset
+        # to_iterable_dataset
+        if pieces and all(isinstance(piece, extra("datasets", _WHO).Dataset) for piece in pieces):
             return list(map(len, pieces))
         split = (dataset.info.splits or {}).get(str(dataset.split))
         lengths: list[int] | None = getattr(split, "original_shard_lengths", None)
@@ -153,8 +170,9 @@ def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
             return lengths
     why = "" if unclear is None else f" after the step {type(unclear).__name__}"
     raise ValueError(
-        f"the number of samples in each of the {dataset.num_shards} shards is unknown{why}. Pass counts=; or pass epoch_size= to read it without counting; or load the dataset without streaming, which reads "
-        f"it by index. For parquet files, also with hf:// paths, penstock.formats.parquet reads the counts from the file footers."
+        f"the number of samples in each of the {dataset.num_shards} shards is unknown{why}. Pass counts=; or pass "
+        f"epoch_size= to read it without counting; or load the dataset without streaming, which reads it by index. For "
+        f"parquet files, also with hf:// paths, penstock.formats.parquet reads the counts from the file footers."
     )
 
 

@@ -41,19 +41,22 @@ def jsonl(
 ) -> Shards | Stream:
     """Read files of JSON Lines as one dataset. A sample is what ``json.loads`` returns. Blank lines are skipped.
 
-    Files with an index (``python -m penstock index``) are read by position. Compressed files (.gz, .zst, .xz, .bz2) are read forward, and so are all files
-    if ``counts`` is given.
+    Files with an index (``python -m penstock index``) are read by position. Compressed files (.gz, .zst, .xz, .bz2) are
+    read forward, and so are all files if ``counts`` is given.
 
     Args:
-        paths: A path, a pattern such as ``"data/*.jsonl"`` or ``"data/{000..127}.jsonl"``, or a list of them. Paths with ``://`` are read through fsspec.
+        paths: A path, a pattern such as ``"data/*.jsonl"`` or ``"data/{000..127}.jsonl"``, or a list of them. Paths
+            with ``://`` are read through fsspec.
         index: Folder that holds the indices. Default: each index is next to its file.
         counts: The number of records in each file, to read them without an index.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
-            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see
+            `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see
+            `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
 
     Raises:
-        ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
+        ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it
+            was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     return known_files(FORMAT, paths, index, counts, ahead, options)
@@ -63,7 +66,8 @@ def _offsets(file: BinaryIO, path: str) -> np.ndarray:
     """Where each non-blank line of a file begins, and where the file ends: int64, shape ``(lines + 1,)``."""
     found: list[np.ndarray] = []
     head = b""
-    # How far the file was read; of the line that is unfinished there: where it begins, and b"x" unless it is blank so far.
+    # How far the file was read; of the line that is unfinished there: where it begins, and b"x" unless it is blank so
+    # far.
     at, begin, begun = 0, 0, b""
     while chunk := file.read(CHUNK):
         if len(head) < _HEAD:
@@ -73,7 +77,8 @@ def _offsets(file: BinaryIO, path: str) -> np.ndarray:
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
         if len(ends):
             begins = first + _begins(data, ends)
-            found.append(np.where(begins == first, begin, begins))  # the first of these lines may have begun in an earlier chunk
+            # the first of these lines may have begun in an earlier chunk
+            found.append(np.where(begins == first, begin, begins))
             data, begin = data[int(ends[-1]) + 1 :], first + int(ends[-1]) + 1
         begun = b"x" if data.strip() else b""
     offsets: np.ndarray = np.concatenate([*found, [begin, at] if begun else [at]])
@@ -116,8 +121,9 @@ def _check_first(head: bytes, path: str, *, alone: bool) -> None:
         raise ValueError(f"{path} is not JSON Lines{kind}.")
     if _ARRAY.match(head) if alone else head.partition(b"\n")[0].strip() in (b"[", b"[{"):
         raise ValueError(
-            f"{path} is one JSON array of records instead of a record in each line. Write them line by line: "
-            f"jq -c '.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: {{\"messages\": […]}}."
+            f"{path} is one JSON array of records instead of a record in each line. Write them line by line: jq -c "
+            f"'.[]' FILE > FILE.jsonl. If the array is meant as a single record, put it into an object: "
+            f'{{"messages": […]}}.'
         )
 
 

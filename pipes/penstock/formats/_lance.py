@@ -29,25 +29,32 @@ def lance(
     version: int | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> LanceRows:
-    """A map-style dataset of the rows of a Lance dataset, deleted ones left out. Pass it to `Loader.from_dataset`, or mix several with `Mix`.
+    """A map-style dataset of the rows of a Lance dataset, deleted ones left out.
 
-    A batch is one ``take``. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it. Sample i is row i of the version, so nothing is read beforehand
-    without a ``filter``, and resuming takes the same time anywhere. Lance compares its files with no checksum: damage that leaves a value readable goes unnoticed.
+    Pass it to `Loader.from_dataset`, or mix several with `Mix`.
 
-    Lance is not fork-safe. Use ``method="thread"``, or processes with ``multiprocessing_context="spawn"`` or ``"forkserver"``, which open the dataset anew.
+    A batch is one ``take``. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it. Sample i is row i
+    of the version, so nothing is read beforehand without a ``filter``, and resuming takes the same time anywhere. Lance
+    compares its files with no checksum: damage that leaves a value readable goes unnoticed.
+
+    Lance is not fork-safe. Use ``method="thread"``, or processes with ``multiprocessing_context="spawn"`` or
+    ``"forkserver"``, which open the dataset anew.
 
     Args:
         uri: A folder, or a URL such as ``"s3://bucket/rows.lance"``.
         columns: Read only these. Default: all. Columns of blobs cannot be read.
-        filter: A condition in SQL over the columns, such as ``"label != 3"``: only rows that satisfy it are samples, in the order of the rows. Their numbers are computed here, by
-            one pass over the columns that it names (or by a scalar index of them), and take 8 bytes each, in each process.
-        version: A number or a tag. Default: the latest one now. The rows of later versions do not come until the dataset is built again. A state loads only over the rows that
-            it was saved over: after an append it names the version to pass here.
+        filter: A condition in SQL over the columns, such as ``"label != 3"``: only rows that satisfy it are samples, in
+            the order of the rows. Their numbers are computed here, by one pass over the columns that it names (or by a
+            scalar index of them), and take 8 bytes each, in each process.
+        version: A number or a tag. Default: the latest one now. The rows of later versions do not come until the
+            dataset is built again. A state loads only over the rows that it was saved over: after an append it names
+            the version to pass here.
         storage_options: Keys, an endpoint, a region, as Lance takes them. Not part of the state.
 
     Raises:
-        ValueError: There is no Lance dataset, or not this version; it has no rows, or none that the filter passes; a column is missing or holds blobs; the filter
-            is no condition. On loading: the dataset at ``uri`` is another one.
+        ValueError: There is no Lance dataset, or not this version; it has no rows, or none that the filter passes; a
+            column is missing or holds blobs; the filter is no condition. On loading: the dataset at ``uri`` is another
+            one.
         RuntimeError: On loading: in a worker that was forked.
         ImportError: pylance is not installed.
     """
@@ -66,7 +73,10 @@ def lance(
 
 @final
 class LanceRows(Dataset[dict[str, Any]]):
-    """The dataset that `lance` makes. Any threads may read it; copies in other processes open the same version themselves."""
+    """The dataset that `lance` makes.
+
+    Any threads may read it; copies in other processes open the same version themselves.
+    """
 
     def __init__(
         self,
@@ -89,7 +99,9 @@ class LanceRows(Dataset[dict[str, Any]]):
 
     @property
     def shard_names(self) -> str:
-        """The version, and a checksum of the names of its files, which Lance never uses twice, and of the rows that the filter passes; see `Fetch`."""
+        """The version, and a checksum of the names of its files, which Lance never uses twice, and of the rows that the
+        filter passes; see `Fetch`.
+        """
         rows = "" if self._rows is None else checksum(self._rows)
         return f"version={self.version} {checksum(f'{self._files} {rows}'.encode())}"
 
@@ -110,8 +122,9 @@ class LanceRows(Dataset[dict[str, Any]]):
                 raise ValueError(f"{self.uri}, version={self.version}, is damaged: {exc}") from exc
             annotate(
                 exc,
-                f"while reading {len(numbers)} rows of {self.uri}, version={self.version}, from row {numbers[0]} on. If one of its files is gone or damaged, restore it. "
-                f"(cleanup_old_versions removes versions that have no tag.)",
+                f"while reading {len(numbers)} rows of {self.uri}, version={self.version}, from row {numbers[0]} on. "
+                f"If one of its files is gone or damaged, restore it. (cleanup_old_versions removes versions that have "
+                f"no tag.)",
             )
             raise
         return samples
@@ -135,8 +148,8 @@ class LanceRows(Dataset[dict[str, Any]]):
             data = _opened(self.uri, self.version, self._storage_options)
             if _files_of(data) != self._files:
                 raise ValueError(
-                    f"{self.uri} is not the dataset that was opened before: its version={self.version} has other files. Make the same one readable in every process, "
-                    f"or build the dataset again."
+                    f"{self.uri} is not the dataset that was opened before: its version={self.version} has other "
+                    f"files. Make the same one readable in every process, or build the dataset again."
                 )
             self._data = data
         else:
@@ -145,18 +158,24 @@ class LanceRows(Dataset[dict[str, Any]]):
 
 
 _user: int | None = None
-"""The process that first opened a dataset: the threads that read for Lance are there, and a fork inherits their locks without them."""
+"""The process that first opened a dataset: the threads that read for Lance are there, and a fork inherits their locks
+without them.
+"""
 
 
 def _check_process(uri: str) -> None:
-    """Refuse a fork of a process that has opened a dataset. Whether Lance would hang in it depends on what its threads were doing at that moment."""
+    """Refuse a fork of a process that has opened a dataset.
+
+    Whether Lance would hang in it depends on what its threads were doing at that moment.
+    """
     global _user
     if _user is None:
         _user = os.getpid()
     elif _user != os.getpid():
         raise RuntimeError(
-            f"{uri} was opened by process {_user}, of which this one is a fork, and Lance is not fork-safe. Pass method='thread', or "
-            f"multiprocessing_context='spawn' (or 'forkserver'), with which each worker opens it itself."
+            f"{uri} was opened by process {_user}, of which this one is a fork, and Lance is not fork-safe. Pass "
+            f"method='thread', or multiprocessing_context='spawn' (or 'forkserver'), with which each worker opens it "
+            f"itself."
         )
 
 
@@ -168,8 +187,8 @@ def _opened(uri: str, version: int | str | None, storage_options: dict[str, Any]
         return pylance.dataset(uri, version=version, storage_options=storage_options)
     except (ValueError, OSError) as exc:
         raise ValueError(
-            f"{uri} is no Lance dataset, cannot be reached, or has no version={version!r}: {exc} Pass None for the latest version. (cleanup_old_versions removes "
-            f"versions that have no tag.)"
+            f"{uri} is no Lance dataset, cannot be reached, or has no version={version!r}: {exc} Pass None for the "
+            f"latest version. (cleanup_old_versions removes versions that have no tag.)"
         ) from exc
 
 
@@ -186,8 +205,8 @@ def _checked_columns(uri: str, data: Any, columns: list[str] | None) -> list[str
         field = data.schema.field(name)
         if "blob" in str(field.type) or (field.metadata or {}).get(b"lance-encoding:blob") == b"true":
             raise ValueError(
-                f"the column {name!r} of {uri} holds blobs, of which Lance gives only where they lie. Leave it out: columns=[…]. To read blobs, write a dataset around "
-                f"this one that calls read_blobs of Lance."
+                f"the column {name!r} of {uri} holds blobs, of which Lance gives only where they lie. Leave it out: "
+                f"columns=[…]. To read blobs, write a dataset around this one that calls read_blobs of Lance."
             )
     return columns or wanted
 
@@ -197,5 +216,7 @@ def _passing(uri: str, data: Any, filter: str) -> np.ndarray:
     try:
         found = data.to_table(columns=["_rowoffset"], filter=filter)
     except (ValueError, OSError) as exc:
-        raise ValueError(f"filter={filter!r} is no condition over {uri}, whose columns are {', '.join(data.schema.names)}: {exc}") from exc
+        raise ValueError(
+            f"filter={filter!r} is no condition over {uri}, whose columns are {', '.join(data.schema.names)}: {exc}"
+        ) from exc
     return np.sort(found.column("_rowoffset").to_numpy().astype(np.int64))

@@ -1,4 +1,6 @@
-"""MDS, the format of MosaicML Streaming's ``MDSWriter``: an ``index.json`` with the record counts, and shards that begin with the offset of each record."""
+"""MDS, the format of MosaicML Streaming's ``MDSWriter``: an ``index.json`` with the record counts, and shards that
+begin with the offset of each record.
+"""
 
 from __future__ import annotations
 
@@ -46,25 +48,31 @@ def mds(
     ahead: int = 1,
     **options: Unpack[FormatOptions],
 ) -> Shards | Stream:
-    """Read datasets written by MosaicML Streaming's ``MDSWriter``. A sample is the dict that its ``StreamingDataset`` returns; that package is not needed.
+    """Read datasets written by MosaicML Streaming's ``MDSWriter``.
 
-    The record counts are in ``index.json`` and the record offsets are at the front of each shard, so there is nothing to index. Raw shards are read by position.
-    Compressed shards (zstd, gz, bz2, br, snappy) are read forward, unless a local folder also has the raw ones. ``jpeg`` and ``png`` values are Pillow images,
-    decoded when their pixels are first accessed. Arrays are writable. Encodings unknown to penstock are decoded by the package ``streaming``.
+    A sample is the dict that its ``StreamingDataset`` returns; that package is not needed.
+
+    The record counts are in ``index.json`` and the record offsets are at the front of each shard, so there is nothing
+    to index. Raw shards are read by position. Compressed shards (zstd, gz, bz2, br, snappy) are read forward, unless a
+    local folder also has the raw ones. ``jpeg`` and ``png`` values are Pillow images, decoded when their pixels are
+    first accessed. Arrays are writable. Encodings unknown to penstock are decoded by the package ``streaming``.
 
     Args:
-        paths: The folder with the ``index.json``, a pattern such as ``"data/*"``, or a list of them, read as one dataset in that order. Paths with ``://`` are read
-            through fsspec.
-        validate_hash: The name of a hash that was written (``MDSWriter(hashes=…)``), such as ``"sha1"`` or ``"xxh64"``. Each process verifies the hash of each shard when it
-            first opens it, which takes a full read of the shard.
+        paths: The folder with the ``index.json``, a pattern such as ``"data/*"``, or a list of them, read as one
+            dataset in that order. Paths with ``://`` are read through fsspec.
+        validate_hash: The name of a hash that was written (``MDSWriter(hashes=…)``), such as ``"sha1"`` or ``"xxh64"``.
+            Each process verifies the hash of each shard when it first opens it, which takes a full read of the shard.
         trust: Also decode columns with the encoding ``pkl``. Unpickling runs whatever code is in the data.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
-            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. A shard is copied unchanged when it is first opened.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see
+            `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see
+            `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. A shard is
+            copied unchanged when it is first opened.
 
     Raises:
-        ValueError: An ``index.json`` is damaged or has another format; a column is ``pkl`` and ``trust`` is False; the size of a shard differs from its index;
-            or the hash was not written. On reading: a shard is damaged, its hash is wrong, or it has changed since the dataset was built.
+        ValueError: An ``index.json`` is damaged or has another format; a column is ``pkl`` and ``trust`` is False; the
+            size of a shard differs from its index; or the hash was not written. On reading: a shard is damaged, its
+            hash is wrong, or it has changed since the dataset was built.
         FileNotFoundError: A folder has no ``index.json``, or a shard is missing.
         ImportError: A package for an encoding, a compression or a hash is not installed.
     """
@@ -85,7 +93,9 @@ def mds(
     stamps = looked_at(stamp, files) if is_counted else None
     for shard, then in zip(shards, stamps or (), strict=bool(stamps)):
         shard.check_size(then)
-    opener = _Opener({shard.path: shard for shard in shards}, dict(zip(files, stamps or (), strict=False)), validate_hash)
+    opener = _Opener(
+        {shard.path: shard for shard in shards}, dict(zip(files, stamps or (), strict=False)), validate_hash
+    )
     counts = [shard.records for shard in shards] if is_counted else None
     return over(files, opener, counts, options, name="MDS shard")
 
@@ -117,12 +127,14 @@ class _Shard(NamedTuple):
         """Refuse a file whose size differs from the index."""
         if then.size not in (-1, self.nbytes):
             raise ValueError(
-                f"{self.path} has {then.size} bytes, but {self.place} says {self.nbytes}. Either they were not written together, or the shard was cut short. Copy "
-                f"both again."
+                f"{self.path} has {then.size} bytes, but {self.place} says {self.nbytes}. Either they were not written "
+                f"together, or the shard was cut short. Copy both again."
             )
 
     def damaged(self, why: str) -> ValueError:
-        return ValueError(f"{self.path} is damaged or not the shard that {self.place} describes: {why}. Copy both again.")
+        return ValueError(
+            f"{self.path} is damaged or not the shard that {self.place} describes: {why}. Copy both again."
+        )
 
     def offsets(self, head: bytes) -> np.ndarray:
         """Where each record begins in the shard, and where the last one ends: uint32, shape ``(records + 1,)``.
@@ -135,7 +147,9 @@ class _Shard(NamedTuple):
             raise self.damaged(f"it has {records} records instead of {self.records}")
         offsets = np.frombuffer(head, "<u4", offset=4)
         if offsets[0] < len(head) or offsets[-1] != self.raw_nbytes or (offsets[1:] < offsets[:-1]).any():
-            raise self.damaged(f"its records do not follow one another between byte {len(head)} and byte {self.raw_nbytes}")
+            raise self.damaged(
+                f"its records do not follow one another between byte {len(head)} and byte {self.raw_nbytes}"
+            )
         return offsets
 
     def offsets_in(self, file: FileRanges) -> np.ndarray:
@@ -169,8 +183,9 @@ class _Columns(NamedTuple):
                 raise ValueError(f"{index}: the column {name!r} cannot be decoded: {exc}") from exc
             if unsafe and not trust:
                 raise ValueError(
-                    f"{index}: the column {name!r} is pickled (pkl), and unpickling runs whatever code is in the data. If you trust its author, pass trust=True. Otherwise write the "
-                    f"dataset again with an encoding that holds only data, such as json, ndarray or bytes."
+                    f"{index}: the column {name!r} is pickled (pkl), and unpickling runs whatever code is in the data. "
+                    f"If you trust its author, pass trust=True. Otherwise write the dataset again with an encoding "
+                    f"that holds only data, such as json, ndarray or bytes."
                 )
 
 
@@ -195,7 +210,9 @@ def _reader(of: _Columns) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
             raise
         except Exception as exc:  # of any type: an IndexError would end the shard silently
             encoding = of.encodings[of.names.index(name)]
-            raise shard.damaged(f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})") from exc
+            raise shard.damaged(
+                f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})"
+            ) from exc
         return record
 
     return read
@@ -211,7 +228,8 @@ def _shards_in(folder: str) -> list[_Shard]:
         then = stamp(index)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise FileNotFoundError(
-            f"{index} does not exist. MDSWriter writes it last, and it lists the shards. Pass the folder that contains it, or several folders as a list or a pattern."
+            f"{index} does not exist. MDSWriter writes it last, and it lists the shards. Pass the folder that contains "
+            f"it, or several folders as a list or a pattern."
         ) from exc
     try:
         if then.size > _MOST_INDEX:
@@ -220,7 +238,8 @@ def _shards_in(folder: str) -> list[_Shard]:
             said = json.loads(file.read())
         if not isinstance(said, dict) or said.get("version") != 2 or not isinstance(said.get("shards"), list):
             raise ValueError("it must be a dict of version 2, with a list of shards")
-        known: dict[_Columns, _Columns] = {}  # one object for all shards with equal columns, because it is sent to every worker
+        # one object for all shards with equal columns, because it is sent to every worker
+        known: dict[_Columns, _Columns] = {}
         return [_shard(one, folder, index, known) for one in said["shards"]]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"{index} is damaged or not an MDS index: {type(exc).__name__}: {exc}") from exc
@@ -229,25 +248,37 @@ def _shards_in(folder: str) -> list[_Shard]:
 def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) -> _Shard:
     if said["format"] != "mds" or said["version"] != 2:
         raise ValueError(
-            f"a shard has the format {said['format']!r:.99}, version {said['version']!r:.99}, but only mds of version 2 can be read"
+            f"a shard has the format {said['format']!r:.99}, version {said['version']!r:.99}, but only mds of version "
+            f"2 can be read"
         )
-    found = _Columns(tuple(said["column_names"]), tuple(said["column_encodings"]), tuple(size or 0 for size in said["column_sizes"]))
+    found = _Columns(
+        tuple(said["column_names"]), tuple(said["column_encodings"]), tuple(size or 0 for size in said["column_sizes"])
+    )
     if (
         len({*map(len, found)}) > 1
         or len({*found.names}) < len(found.names)
         or not all(isinstance(one, str) for one in found[0] + found[1])
     ):
-        raise ValueError(f"the columns of a shard are not different names, with their encodings and sizes: {found!r:.300}")
+        raise ValueError(
+            f"the columns of a shard are not different names, with their encodings and sizes: {found!r:.300}"
+        )
     records, sizes = said["samples"], found.sizes
     path, raw_nbytes, hashes = _file(said["raw_data"], folder)
-    if not all(type(number) is int and 0 <= number < _LIMIT for number in (records, raw_nbytes, *sizes)) or raw_nbytes < 4 * (records + 2):
-        raise ValueError(f"a shard of {records!r:.99} records and {raw_nbytes} bytes, whose columns have {sizes!r:.99} bytes, cannot be")
+    if not all(
+        type(number) is int and 0 <= number < _LIMIT for number in (records, raw_nbytes, *sizes)
+    ) or raw_nbytes < 4 * (records + 2):
+        raise ValueError(
+            f"a shard of {records!r:.99} records and {raw_nbytes} bytes, whose columns have {sizes!r:.99} bytes, "
+            f"cannot be"
+        )
     nbytes, packed = raw_nbytes, ""
     if said.get("zip_data") is not None and (is_remote(folder) or not os.path.exists(path)):
         packed = str(said["compression"]).partition(":")[0]
         path, nbytes, hashes = _file(said["zip_data"], folder)
     if _PACKED.get(packed) != compression(path):
-        raise ValueError(f"{path} has the compression {packed or 'none'} according to the index, but its name says otherwise")
+        raise ValueError(
+            f"{path} has the compression {packed or 'none'} according to the index, but its name says otherwise"
+        )
     return _Shard(path, index, records, nbytes, raw_nbytes, packed, hashes, known.setdefault(found, found))
 
 
@@ -258,7 +289,13 @@ _PACKED: Final = {"": "", "gz": ".gz", "bz2": ".bz2", "zstd": ".zst", "br": "", 
 def _file(said: Any, folder: str) -> tuple[str, int, dict[str, str]]:
     """Path, size and hashes of a file in the folder or one of its subfolders."""
     name, nbytes, hashes = said["basename"], said["bytes"], said.get("hashes", {})
-    if not name.isprintable() or ":" in name or {"", ".", ".."}.intersection(name.split("/")) or type(nbytes) is not int or nbytes < 0:
+    if (
+        not name.isprintable()
+        or ":" in name
+        or {"", ".", ".."}.intersection(name.split("/"))
+        or type(nbytes) is not int
+        or nbytes < 0
+    ):
         raise ValueError(f"{said!r:.200} does not name a file in that folder, with its size")
     return _inside(folder, name), nbytes, {**hashes}
 
@@ -310,7 +347,9 @@ class _Opener:
 _CHANGED: Final = ("since the dataset was built", IN_USE[1])
 
 
-def _forward(shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shard, int], dict[str, Any]]) -> Iterator[Any]:
+def _forward(
+    shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shard, int], dict[str, Any]]
+) -> Iterator[Any]:
     """The records of a shard, read from its beginning."""
     with whole(path, then) as file:
         raw = _unpacked(file, shard)
@@ -381,7 +420,9 @@ def _snappy(path: str) -> Any:
 
 
 def _unsnapped(data: bytes, shard: _Shard) -> bytes:
-    """The bytes of a shard in snappy's raw format, which begins with the decompressed size and can only be decompressed in one piece."""
+    """The bytes of a shard in snappy's raw format, which begins with the decompressed size and can only be decompressed
+    in one piece.
+    """
     stated = 0
     for number, byte in enumerate(data[:5]):
         stated |= (byte & 127) << (7 * number)
@@ -409,8 +450,8 @@ def _check_unpacking(shard: _Shard) -> None:
 def _check_hash_is_known(shard: _Shard, algorithm: str) -> None:
     if algorithm not in shard.hashes:
         raise ValueError(
-            f"validate_hash={algorithm!r}, but {shard.place} has {', '.join(map(repr, shard.hashes)) or 'no hash'} for {shard.path}. Choose a hash that was written, or None to "
-            f"compare only sizes."
+            f"validate_hash={algorithm!r}, but {shard.place} has {', '.join(map(repr, shard.hashes)) or 'no hash'} for "
+            f"{shard.path}. Choose a hash that was written, or None to compare only sizes."
         )
     _new_hash(algorithm)
 
@@ -421,7 +462,8 @@ def _new_hash(algorithm: str) -> Any:
     xxhash = extra("xxhash", f"validate_hash={algorithm!r}")
     if algorithm not in xxhash.algorithms_available:
         raise ValueError(
-            f"validate_hash={algorithm!r} is a hash that neither hashlib nor xxhash supports. Choose another one that was written."
+            f"validate_hash={algorithm!r} is a hash that neither hashlib nor xxhash supports. Choose another one that "
+            f"was written."
         )
     return getattr(xxhash, algorithm)()
 

@@ -1,4 +1,6 @@
-"""Decoders for the values of MDS, following the layout of MosaicML Streaming 0.13: its class ``Encoding`` and its subclasses."""
+"""Decoders for the values of MDS, following the layout of MosaicML Streaming 0.13: its class ``Encoding`` and its
+subclasses.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def _scalar(data: bytes, dtype: str) -> Any:
 
 
 def _ndarray(data: bytes, dtype: str | None, shape: Sequence[int] | None) -> np.ndarray:
-    """The array in ``data``. Whatever the column does not fix comes first: a code for the dtype, then the number of axes together with the width of their lengths."""
+    """The array in ``data``.
+
+    Whatever the column does not fix comes first: a code for the dtype, then the number of axes together with the width
+    of their lengths.
+    """
     at = 0
     if dtype is None:
         dtype, at = _DTYPES[data[0]], 1
@@ -125,7 +131,9 @@ def decoder(encoding: str) -> Callable[[bytes], Any]:
         _pillow()
         return functools.partial(_several, decode=_image, begin=0)
     if not _encodings(encoding).is_mds_encoding(encoding):
-        raise ValueError(f"neither {WHO} nor the installed version of streaming supports the encoding {encoding!r:.200}")
+        raise ValueError(
+            f"neither {WHO} nor the installed version of streaming supports the encoding {encoding!r:.200}"
+        )
     return functools.partial(_by_streaming, encoding=encoding)
 
 

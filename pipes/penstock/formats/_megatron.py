@@ -1,8 +1,10 @@
-r"""Token files with an index of their documents, as written by ``IndexedDataset`` of megatron.core: ``<prefix>.bin`` and ``<prefix>.idx``.
+r"""Token files with an index of their documents, as written by ``IndexedDataset`` of megatron.core: ``<prefix>.bin``
+and ``<prefix>.idx``.
 
-Layout of the index, from ``megatron/core/datasets/indexed_dataset.py`` of megatron-core 0.16.1; everything is little-endian:
+Layout of the index, from ``megatron/core/datasets/indexed_dataset.py`` of megatron-core 0.16.1; everything is
+little-endian:
 
-========================  ======================  =================================================================================
+========================  ======================  ======================================================================
 ``MMIDIDX\0\0``             9 bytes
 version                   uint64                  1
 token type                uint8                   see `_TYPES`
@@ -10,9 +12,10 @@ number of sequences       uint64
 entries of document part  uint64                  one more than the number of documents
 length of each sequence   int32                   in tokens
 offset of each sequence   int64                   in bytes, in ``<prefix>.bin``
-document boundaries       int64                   counted in sequences: 0, the start of each further document, and the number of sequences
+document boundaries       int64                   counted in sequences: 0, the start of each further document, and the
+                                                  number of sequences
 mode of each sequence     int8                    in multimodal files only
-========================  ======================  =================================================================================
+========================  ======================  ======================================================================
 """
 
 from __future__ import annotations
@@ -38,25 +41,28 @@ if TYPE_CHECKING:
 
 
 def megatron(prefixes: Paths, sequence_length: int, *, overlap: int = 0, **files: Unpack[CopyOptions]) -> Tokens:
-    """A map-style dataset of token sequences from Megatron's ``.bin`` and ``.idx``: like `tokens` over the ``.bin``, with the documents of the ``.idx``.
+    """A map-style dataset of token sequences from Megatron's ``.bin`` and ``.idx``: like `tokens` over the ``.bin``,
+    with the documents of the ``.idx``.
 
-    A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``, ``"position_ids"`` and ``"segment_ids"``. Only the indices are
-    read beforehand, 20 bytes per document, of which 8 bytes are kept.
+    A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``, ``"position_ids"`` and
+    ``"segment_ids"``. Only the indices are read beforehand, 20 bytes per document, of which 8 bytes are kept.
 
-    The files are those of megatron.core's ``IndexedDataset``. The samples differ from those of its ``GPTDataset``, which has its own order, splits and blends; here
-    `Loader` shuffles and `Mix` blends.
+    The files are those of megatron.core's ``IndexedDataset``. The samples differ from those of its ``GPTDataset``,
+    which has its own order, splits and blends; here `Loader` shuffles and `Mix` blends.
 
     Args:
-        prefixes: The path of a ``.bin`` and its ``.idx`` without the suffix (or with one of them), a pattern such as ``"/data/web_*"`` or
-            ``"/data/{000..127}"``, or a list of them.
+        prefixes: The path of a ``.bin`` and its ``.idx`` without the suffix (or with one of them), a pattern such as
+            ``"/data/web_*"`` or ``"/data/{000..127}"``, or a list of them.
         sequence_length: Tokens from the start of a sequence to the start of the next.
-        overlap: How many tokens of the next sequence to append. With 1, split a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
+        overlap: How many tokens of the next sequence to append. With 1, split a batch into ``tokens[:, :-1]`` and
+            ``tokens[:, 1:]``.
         **files: See `tokens`. The indices are copied as well.
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: An index is damaged, multimodal, in the legacy format, or does not match its ``.bin``; the files hold something other than integers, have
-            different types, or hold less than one sequence. On reading: a file has changed.
+        ValueError: An index is damaged, multimodal, in the legacy format, or does not match its ``.bin``; the files
+            hold something other than integers, have different types, or hold less than one sequence. On reading: a file
+            has changed.
     """
     length = whole_number("sequence_length", sequence_length, 1, 2**31)
     span = length + whole_number("overlap", overlap, 0, 2**31)
@@ -67,8 +73,9 @@ def megatron(prefixes: Paths, sequence_length: int, *, overlap: int = 0, **files
 def megatron_documents(prefixes: Paths, **files: Unpack[CopyOptions]) -> Documents:
     """A map-style dataset of the documents in Megatron's ``.bin`` and ``.idx``, one file after another.
 
-    A sample is a dict with ``"tokens"``, int64, shape ``(length,)``: all sequences of the document. ``lengths``, int64, shape ``(documents,)``, holds the document
-    lengths, for ``groups=Packs(data.lengths, 4096)`` or ``groups=Buckets(data.lengths, …)``. Takes 16 bytes of memory per document.
+    A sample is a dict with ``"tokens"``, int64, shape ``(length,)``: all sequences of the document. ``lengths``, int64,
+    shape ``(documents,)``, holds the document lengths, for ``groups=Packs(data.lengths, 4096)`` or
+    ``groups=Buckets(data.lengths, …)``. Takes 16 bytes of memory per document.
 
     Args:
         prefixes: See `megatron`.
@@ -146,8 +153,9 @@ def _found(prefixes: Paths, reach: Reach) -> tuple[TokenFiles, np.ndarray]:
     dtype = indices[0].dtype
     if (other := next((index for index in indices if index.dtype != dtype), None)) is not None:
         raise ValueError(
-            f"{indices[0].path} holds {dtype.name} and {other.path} holds {other.dtype.name}, so their tokens may come from different vocabularies. If they do not, "
-            f"read each type separately and combine the datasets with ConcatDataset or Mix."
+            f"{indices[0].path} holds {dtype.name} and {other.path} holds {other.dtype.name}, so their tokens may come "
+            f"from different vocabularies. If they do not, read each type separately and combine the datasets with "
+            f"ConcatDataset or Mix."
         )
     firsts = np.cumsum([0, *(index.starts[-1] for index in indices)])
     files = [
@@ -177,8 +185,8 @@ def _look(path: str) -> _Index:
     seen, nbytes = stamp(path), int(starts[-1]) * dtype.itemsize
     if seen.size != nbytes:
         raise ValueError(
-            f"{path} has {seen.size} bytes, but according to {index_path} it should have {nbytes}: {starts[-1]} tokens of {dtype.name}. One of them is another version or "
-            f"incomplete: copy both again, or write them again."
+            f"{path} has {seen.size} bytes, but according to {index_path} it should have {nbytes}: {starts[-1]} tokens "
+            f"of {dtype.name}. One of them is another version or incomplete: copy both again, or write them again."
         )
     return _Index(index_path, dtype, starts, seen)
 
@@ -186,14 +194,16 @@ def _look(path: str) -> _Index:
 def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
     """The type of the tokens, and the document boundaries, from an index.
 
-    It is read into memory rather than mapped, because truncating a mapped file would kill the process. All redundant values are checked against each other.
+    It is read into memory rather than mapped, because truncating a mapped file would kill the process. All redundant
+    values are checked against each other.
     """
     with whole(path) as file:
         head = file.read(_HEAD.size)
         if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
             raise ValueError(
-                f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of {_MAGIC!r}. (TNTIDX is the legacy format of "
-                f"fairseq. Write its documents again with IndexedDatasetBuilder of megatron.core.)"
+                f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of "
+                f"{_MAGIC!r}. (TNTIDX is the legacy format of fairseq. Write its documents again with "
+                f"IndexedDatasetBuilder of megatron.core.)"
             )
         if len(head) < _HEAD.size:
             raise _damaged(path, f"it has {len(head)} bytes, but its header alone takes {_HEAD.size}")
@@ -201,17 +211,22 @@ def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
         name = _TYPES.get(code, f"the unknown token type {code}")
         if version != 1 or "int" not in name:
             raise ValueError(
-                f"{path} has version {version} and {name}, but must have version 1 and integers. Write it again, for example as numpy.int32."
+                f"{path} has version {version} and {name}, but must have version 1 and integers. Write it again, for "
+                f"example as numpy.int32."
             )
         nbytes = file.seek(0, os.SEEK_END)  # checked before allocating memory, because these numbers come from the file
         needed = _HEAD.size + 12 * sequences + 8 * borders
         if sequences and nbytes == needed + sequences:
             raise ValueError(
-                f"{path} is multimodal: it has a mode for each sequence, so the sequences may not share one vocabulary, and penstock cannot separate them. Read it "
-                f"with IndexedDataset(prefix, multimodal=True) of megatron.core as a map-style dataset, or write the sequences of one mode without modes."
+                f"{path} is multimodal: it has a mode for each sequence, so the sequences may not share one "
+                f"vocabulary, and penstock cannot separate them. Read it with IndexedDataset(prefix, multimodal=True) "
+                f"of megatron.core as a map-style dataset, or write the sequences of one mode without modes."
             )
         if nbytes != needed:
-            raise _damaged(path, f"{sequences} sequences and {borders} document boundaries take {needed} bytes, but it has {nbytes}")
+            raise _damaged(
+                path,
+                f"{sequences} sequences and {borders} document boundaries take {needed} bytes, but it has {nbytes}",
+            )
         file.seek(_HEAD.size)
         dtype = np.dtype(name).newbyteorder("<")
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
@@ -225,14 +240,15 @@ def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
             if (at := _first(pointers != expected)) is not None:
                 raise _damaged(
                     path,
-                    f"sequence {begin + at} begins at byte {pointers[at]}, but those before it take {expected[at]} bytes without a gap",
+                    f"sequence {begin + at} begins at byte {pointers[at]}, but those before it take {expected[at]} "
+                    f"bytes without a gap",
                 )
         documents = np.frombuffer(file.read(8 * borders), "<i8")
     if not borders or documents[0] or documents[-1] != sequences or (documents[1:] < documents[:-1]).any():
         raise _damaged(
             path,
-            f"its document boundaries should ascend from 0 to {sequences}, the number of its sequences, but they begin with {documents[:3].tolist()} and end "
-            f"with {documents[-3:].tolist()}; did its writer call end_document?",
+            f"its document boundaries should ascend from 0 to {sequences}, the number of its sequences, but they begin "
+            f"with {documents[:3].tolist()} and end with {documents[-3:].tolist()}; did its writer call end_document?",
         )
     return dtype, ends[documents]
 
@@ -244,7 +260,8 @@ def _first(wrong: np.ndarray) -> int | None:
 
 def _damaged(path: str, why: str) -> ValueError:
     return ValueError(
-        f"{path} is damaged or incomplete: {why}. Copy it again, or write it again with IndexedDatasetBuilder of megatron.core."
+        f"{path} is damaged or incomplete: {why}. Copy it again, or write it again with IndexedDatasetBuilder of "
+        f"megatron.core."
     )
 
 

@@ -10,7 +10,17 @@ from penstock._files.files import IN_USE, explain, opened, stamp
 from penstock._files.first_look import ENOUGH, kind_of
 from penstock._files.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.stream import over
-from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, folder_types, in_folders, names_of, pieces_in
+from penstock._streams.tables import (
+    WHOLE,
+    Look,
+    Piece,
+    chosen_types,
+    files_of,
+    folder_types,
+    in_folders,
+    names_of,
+    pieces_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +41,9 @@ _PAGE_ROWS: Final = 1024
 _BATCH_BYTES: Final = 2**21
 _BUFFER_BYTES: Final = 2**18
 _SIGNATURE_BYTES: Final = 28
-"""They follow a readable footer if columns are encrypted (Parquet Modular Encryption). pyarrow ends the process when it is asked about such a column."""
+"""They follow a readable footer if columns are encrypted (Parquet Modular Encryption). pyarrow ends the process when it
+is asked about such a column.
+"""
 _AT_ONCE: Final = 64
 """Rows converted to Python values at a time."""
 
@@ -44,25 +56,32 @@ def parquet(
     ahead: int = 1,
     **options: Unpack[FormatOptions],
 ) -> Shards | Stream:
-    """Read Parquet files as one dataset. A shard is a row group or a file. A sample is a dict of Python values, as returned by pyarrow's ``to_pylist``.
+    """Read Parquet files as one dataset.
 
-    The row counts come from the footers, which are read when the dataset is built, in parallel for many files. A row group is read front to back and takes a few
-    MiB while it is open: one page of each column, compressed and decompressed. If its writer put it into a single page, as with large images, that is the whole row group, twice.
+    A shard is a row group or a file. A sample is a dict of Python values, as returned by pyarrow's ``to_pylist``.
+
+    The row counts come from the footers, which are read when the dataset is built, in parallel for many files. A row
+    group is read front to back and takes a few MiB while it is open: one page of each column, compressed and
+    decompressed. If its writer put it into a single page, as with large images, that is the whole row group, twice.
 
     Args:
-        paths: See `expanded`. All files must have the same columns, with the same sorts of Python values; folders such as ``lang=en`` are columns, too.
+        paths: See `expanded`. All files must have the same columns, with the same sorts of Python values; folders such
+            as ``lang=en`` are columns, too.
         columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
-        unit: What a shard is: ``"row_group"``, or ``"file"`` for all row groups of a file in sequence. Shards are the unit of shuffling, of the turns that lanes
-            take, and of ``steps``. With files a `Pack` leaves fewer half-empty rows; with row groups there are more shards for workers and ranks, and a resume
-            rereads less. The unit determines the order, so a state saved with one is refused by the other.
+        unit: What a shard is: ``"row_group"``, or ``"file"`` for all row groups of a file in sequence. Shards are the
+            unit of shuffling, of the turns that lanes take, and of ``steps``. With files a `Pack` leaves fewer
+            half-empty rows; with row groups there are more shards for workers and ranks, and a resume rereads less. The
+            unit determines the order, so a state saved with one is refused by the other.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
-            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. The default for ``lanes`` is as there, unless so many lanes would take more than 2 GiB, as
-            estimated from the footers; then as many as fit, also without a shuffle.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see
+            `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see
+            `penstock.Stream`. With ``epoch_size`` the result is a stream, and the counts are not used. The default for
+            ``lanes`` is as there, unless so many lanes would take more than 2 GiB, as estimated from the footers; then
+            as many as fit, also without a shuffle.
 
     Raises:
-        ValueError: A file is not Parquet, is encrypted or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
-            invalid. On loading: a file has changed.
+        ValueError: A file is not Parquet, is encrypted or was cut short; its columns differ from those of the first
+            file; one of ``columns`` is missing; or ``unit`` is invalid. On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
     if unit not in ("row_group", "file"):
@@ -106,7 +125,9 @@ class _Rows:
         finally:
             file.close(force=True)
 
-    def _rows(self, file: Any, metadata: Any, group: int, start: int, more: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _rows(
+        self, file: Any, metadata: Any, group: int, start: int, more: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
         columns = None if self._columns is None else [name for name in self._columns if name not in more]
         size, rows = sum(_sizes(metadata, group, columns)), metadata.row_group(group).num_rows
         at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
@@ -134,7 +155,11 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
     about = metadata.row_group(group)
     stored = [about.column(number) for number in range(about.num_columns)]
     wanted = None if columns is None else tuple(f"{column}." for column in columns)
-    return [column.total_uncompressed_size for column in stored if wanted is None or f"{column.path_in_schema}.".startswith(wanted)]
+    return [
+        column.total_uncompressed_size
+        for column in stored
+        if wanted is None or f"{column.path_in_schema}.".startswith(wanted)
+    ]
 
 
 @functools.lru_cache(maxsize=64)
@@ -144,10 +169,14 @@ def _metadata(path: str, stamp: Stamp) -> Any:
             metadata = _reader(raw).metadata
         except ValueError as exc:
             raw.seek(0)
-            raise ValueError(f"{path} is not a parquet file, or was cut short{kind_of(raw.read(ENOUGH), 'parquet')}: {exc}") from exc
+            raise ValueError(
+                f"{path} is not a parquet file, or was cut short{kind_of(raw.read(ENOUGH), 'parquet')}: {exc}"
+            ) from exc
         raw.seek(-8, os.SEEK_END)
         if int.from_bytes(raw.read(4), "little") == metadata.serialized_size + _SIGNATURE_BYTES:
-            raise ValueError(f"{path} has encrypted columns. Write it again without encryption: pyarrow reads it with the keys.")
+            raise ValueError(
+                f"{path} has encrypted columns. Write it again without encryption: pyarrow reads it with the keys."
+            )
     return metadata
 
 

@@ -39,14 +39,15 @@ LONGEST_EXTENDED: Final = 2**20
 KEYS_KEPT: Final = 2**16
 """Samples that a stream remembers, to notice a sample whose files are not adjacent; an index looks at all."""
 FILES: Final = (b"0", b"\0", b"7")
-EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
+# links, devices and folders: no data follows, whatever size they state
+EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # these describe the member that follows
 PAX: Final = (b"x", b"X")
 EXTENDED_BY_GNU: Final = (b"L", b"K", b"S")
 CUT_SHORT: Final = "it ends there without an end-of-archive marker, so it was cut short or not written completely"
 JOINED: Final = (
-    "the end-of-archive marker is there, but more data follows, which would be lost. If that is another tar, join them with 'tar --concatenate' instead of cat, "
-    "or keep both files; otherwise the file is damaged"
+    "the end-of-archive marker is there, but more data follows, which would be lost. If that is another tar, join them "
+    "with 'tar --concatenate' instead of cat, or keep both files; otherwise the file is damaged"
 )
 SPARSE: Final = "it contains a sparse file, which is not supported. Create the tar without --sparse"
 NAMED: Final = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
@@ -63,23 +64,28 @@ def tar(
 ) -> Shards | Stream:
     """Read tar files as webdataset groups them. A sample is a dict of ``bytes``.
 
-    Adjacent files with the same path up to the first dot of the base name form one sample. That path is the sample's ``"__key__"``; the rest of the name,
-    in lower case, is the key of the file's contents: ``a/001.jpg`` and ``a/001.seg.PNG`` make ``{"__key__": "a/001", "jpg": …, "seg.png": …}``. Members that are
-    not files, have no dot in their name, or are called ``__…__`` are skipped. Decode with ``Loader.from_dataset(transform=…)``.
+    Adjacent files with the same path up to the first dot of the base name form one sample. That path is the sample's
+    ``"__key__"``; the rest of the name, in lower case, is the key of the file's contents: ``a/001.jpg`` and
+    ``a/001.seg.PNG`` make ``{"__key__": "a/001", "jpg": …, "seg.png": …}``. Members that are not files, have no dot in
+    their name, or are called ``__…__`` are skipped. Decode with ``Loader.from_dataset(transform=…)``.
 
-    Files with an index (``python -m penstock index``) are read by position. Without one, ``counts`` gives the number of samples, and the files are read
-    forward. Compressed files (.tar.gz, .tgz, .tar.zst, .tar.xz, .tar.bz2) are always read forward.
+    Files with an index (``python -m penstock index``) are read by position. Without one, ``counts`` gives the number of
+    samples, and the files are read forward. Compressed files (.tar.gz, .tgz, .tar.zst, .tar.xz, .tar.bz2) are always
+    read forward.
 
     Args:
-        paths: A path, a pattern such as ``"data/*.tar"`` or ``"data/{00000..01242}.tar"``, or a list of them. Paths with ``://`` are read through fsspec.
+        paths: A path, a pattern such as ``"data/*.tar"`` or ``"data/{00000..01242}.tar"``, or a list of them. Paths
+            with ``://`` are read through fsspec.
         index: Folder that holds the indices. Default: each index is next to its file.
         counts: The number of samples in each file, to read them without an index.
         ahead: How many shards per lane to copy before they are read, if copies are kept.
-        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see `penstock.Shards`. ``epoch_size``, and with it ``steps``,
-            ``bookmarks``, ``retries``, ``on_error``: see `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
+        **options: ``storage_options``, ``cache_dir``, ``max_cache_size``, ``lanes``, ``window``, ``transform``: see
+            `penstock.Shards`. ``epoch_size``, and with it ``steps``, ``bookmarks``, ``retries``, ``on_error``: see
+            `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
 
     Raises:
-        ValueError: A file has no index and no counts. On reading: a file is damaged, or has changed since it was indexed.
+        ValueError: A file has no index and no counts. On reading: a file is damaged, or has changed since it was
+            indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     return known_files(FORMAT, paths, index, counts, ahead, options)
@@ -91,7 +97,10 @@ def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:
 
 
 class _Member(NamedTuple):
-    """A file in a tar, and where its first header begins. ``data`` is None if it was not read. A member without a name is the end of the tar."""
+    """A file in a tar, and where its first header begins.
+
+    ``data`` is None if it was not read. A member without a name is the end of the tar.
+    """
 
     begin: int
     name: str | None
@@ -116,13 +125,16 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
     while True:
         header = file.read(BLOCK)
         if header == END or (not header and not whole):
-            while whole and (rest := file.read(2**20)):  # up to the end, because compressed data shows only there whether it is complete
+            # up to the end, because compressed data shows only there whether it is complete
+            while whole and (rest := file.read(2**20)):
                 if rest.strip(b"\0"):
                     raise _damaged(path, at, JOINED)
             yield _Member(begin, None, None)
             return
         if len(header) < BLOCK:
-            raise _damaged(path, at, CUT_SHORT if at or header else "it is empty, but even a tar without members has 1024 bytes")
+            raise _damaged(
+                path, at, CUT_SHORT if at or header else "it is empty, but even a tar without members has 1024 bytes"
+            )
         if whole:  # otherwise the index confirms that a header is here, and the file has not changed
             try:
                 _check(header, path, at)
@@ -162,18 +174,21 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
             elif kind in PAX:
                 said = _pax(data, path, at)
                 name = said["path"].rstrip("/") if "path" in said else name
-                size = int(said["size"][:30]) if said.get("size", "").isdecimal() else size  # Python refuses to parse thousands of digits
+                # Python refuses to parse thousands of digits
+                size = int(said["size"][:30]) if said.get("size", "").isdecimal() else size
             continue
         if is_file:
             yield _Member(begin, name or own_name, data)
         begin, name, size = at, None, None
 
 
-def _grouped_files(members: Iterator[_Member], path: str, keep: float = KEYS_KEPT) -> Iterator[tuple[int, dict[str, Any]]]:
+def _grouped_files(
+    members: Iterator[_Member], path: str, keep: float = KEYS_KEPT
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The samples and where they begin. The last one is empty and marks the end.
 
-    The fields of the last `KEYS_KEPT` samples are remembered: if one of them comes again with another field, its files are not adjacent, and each
-    sample would be two halves.
+    The fields of the last `KEYS_KEPT` samples are remembered: if one of them comes again with another field, its files
+    are not adjacent, and each sample would be two halves.
     """
     begin, sample = 0, dict[str, Any]()
     seen: dict[str, frozenset[str]] = {}
@@ -203,8 +218,9 @@ def _grouped_files(members: Iterator[_Member], path: str, keep: float = KEYS_KEP
         if suffix not in seen.get(key, (suffix,)):
             before = ", ".join(sorted(seen[key] - {"__key__"}))
             raise ValueError(
-                f"the files of the sample {key!r} are not next to each other in {path}: .{before} came before, and .{suffix} only at byte {member.begin}, after "
-                f"another sample, so each would be two halves. Make the tar again with its files in the order of their names: tar --sort=name -cf {path} …"
+                f"the files of the sample {key!r} are not next to each other in {path}: .{before} came before, and "
+                f".{suffix} only at byte {member.begin}, after another sample, so each would be two halves. Make the "
+                f"tar again with its files in the order of their names: tar --sort=name -cf {path} …"
             )
         sample[suffix] = member.data
 

@@ -1,7 +1,8 @@
 """Accelerate: adapts a `Loader` to an `Accelerator`, for your own training loop.
 
-``accelerator.prepare(loader)`` returns a `penstock.Loader` unchanged: nothing moves its batches, saves its state, or knows its last batch.
-``prepare_data_loader`` and ``skip_first_batches`` would build a ``DataLoader`` from it, and are refused.
+``accelerator.prepare(loader)`` returns a `penstock.Loader` unchanged: nothing moves its batches, saves its state, or
+knows its last batch. ``prepare_data_loader`` and ``skip_first_batches`` would build a ``DataLoader`` from it, and are
+refused.
 """
 
 from __future__ import annotations
@@ -22,30 +23,38 @@ T = TypeVar("T")
 
 @final
 class AccelerateLoader(Generic[T]):
-    """A `Loader` that puts batches on the accelerator's device and tells `Accelerator.accumulate` which batch is the last.
+    """A `Loader` that puts batches on the accelerator's device and tells `Accelerator.accumulate` which batch is the
+    last.
 
-    Iterate over it directly. ``prepare`` would return it unchanged, and ``prepare_data_loader`` and ``skip_first_batches`` are refused. Accelerate
-    does not shard it: the loader shards itself. The last batch of an epoch synchronizes gradients even if its accumulation window is short, also
-    after a resume.
+    Iterate over it directly. ``prepare`` would return it unchanged, and ``prepare_data_loader`` and
+    ``skip_first_batches`` are refused. Accelerate does not shard it: the loader shards itself. The last batch of an
+    epoch synchronizes gradients even if its accumulation window is short, also after a resume.
 
     Args:
-        loader: Shards itself. If it has no length and is not ``infinite``, it is read one batch ahead to find the last batch of an epoch; its
-            state still describes the batch delivered last.
+        loader: Shards itself. If it has no length and is not ``infinite``, it is read one batch ahead to find the last
+            batch of an epoch; its state still describes the batch delivered last.
         accelerator: Supplies the device, and is notified of the last batch.
         save: Save and load the loader with ``save_state`` and ``load_state``; pass False for evaluation.
-        remainder: Samples of the last round, over all ranks, that ``gather_for_metrics`` keeps; -1: all of them. A function gets the last batch
-            and returns their number (None: all of them); the loader is then read one batch ahead, even if it has a length.
+        remainder: Samples of the last round, over all ranks, that ``gather_for_metrics`` keeps; -1: all of them. A
+            function gets the last batch and returns their number (None: all of them); the loader is then read one batch
+            ahead, even if it has a length.
 
     Raises:
         TypeError: ``loader`` is not a `penstock.Loader`.
     """
 
     def __init__(
-        self, loader: Loader[T], accelerator: Accelerator, *, save: bool = True, remainder: int | Callable[[T], int | None] = -1
+        self,
+        loader: Loader[T],
+        accelerator: Accelerator,
+        *,
+        save: bool = True,
+        remainder: int | Callable[[T], int | None] = -1,
     ) -> None:
         if not isinstance(loader, Loader):
             raise TypeError(
-                f"AccelerateLoader takes a penstock.Loader, not a {type(loader).__name__}. Pass a DataLoader to accelerator.prepare instead."
+                f"AccelerateLoader takes a penstock.Loader, not a {type(loader).__name__}. Pass a DataLoader to "
+                f"accelerator.prepare instead."
             )
         self.loader = loader
         self.accelerator = accelerator
@@ -74,8 +83,9 @@ class AccelerateLoader(Generic[T]):
 
     def _rebuilt(self) -> NoReturn:
         raise AttributeError(
-            "an AccelerateLoader has no dataset or batch_size attribute, because Accelerate would build a DataLoader from them without the loader's order, seed "
-            "and position. It needs no prepare, prepare_data_loader or skip_first_batches: iterate over it. To read the attributes, use its .loader."
+            "an AccelerateLoader has no dataset or batch_size attribute, because Accelerate would build a DataLoader "
+            "from them without the loader's order, seed and position. It needs no prepare, prepare_data_loader or "
+            "skip_first_batches: iterate over it. To read the attributes, use its .loader."
         )
 
     dataset = property(_rebuilt)
@@ -102,7 +112,8 @@ class AccelerateLoader(Generic[T]):
                 self.loader.commit()
                 yield batch
             if self._window is window:
-                self.loader.end_epoch()  # the end was read before the last batch was committed, so it has to be passed on here
+                # the end was read before the last batch was committed, so it has to be passed on here
+                self.loader.end_epoch()
 
 
 class _Window:

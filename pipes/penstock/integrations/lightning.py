@@ -1,8 +1,8 @@
 """Lightning: one callback that makes every checkpoint of a `Trainer` resume exactly.
 
-``Trainer(callbacks=[LightningCallback()])``. Without the callback, Lightning saves the loader's state as well, but it restores the state only
-when it resumes inside an epoch, does so after it has already fetched from a loader without a length, and counts the epoch's batches in steps
-of the old world size.
+``Trainer(callbacks=[LightningCallback()])``. Without the callback, Lightning saves the loader's state as well, but it
+restores the state only when it resumes inside an epoch, does so after it has already fetched from a loader without a
+length, and counts the epoch's batches in steps of the old world size.
 """
 
 from __future__ import annotations
@@ -26,24 +26,31 @@ if TYPE_CHECKING:
 
 @final
 class LightningCallback(Callback):
-    """Save and restore the training loaders as callback state. Lightning always restores that, and before it fetches the first batch.
+    """Save and restore the training loaders as callback state.
+
+    Lightning always restores that, and before it fetches the first batch.
 
     The callback finds every `Loader` among the training loaders, including those from a ``train_dataloader`` hook, and
 
-    - makes their states describe the last batch *trained* (`Loader.commit`), regardless of batches fetched ahead or failed;
+    - makes their states describe the last batch *trained* (`Loader.commit`), regardless of batches fetched ahead or
+      failed;
     - restores them before the first batch is fetched, from any checkpoint;
     - passes the position on to the new loaders that ``reload_dataloaders_every_n_epochs`` creates;
     - skips the rest of an epoch that ``limit_train_batches`` cuts short, in the state too (`Loader.end_epoch`);
-    - corrects Lightning's batch counter from the loader if a run resumes inside an epoch with another number of ranks or batch size;
+    - corrects Lightning's batch counter from the loader if a run resumes inside an epoch with another number of ranks
+      or batch size;
     - starts the next epoch if ``max_steps`` would make Lightning continue inside a finished one;
-    - lets each loader count its own epochs while training continues, whatever epoch number Lightning passes it after a resume;
+    - lets each loader count its own epochs while training continues, whatever epoch number Lightning passes it after a
+      resume;
     - repeats the batches of epoch 0 under ``overfit_batches``, in training and in validation;
     - refuses ranks whose epochs differ in length, and a loader inside a ``DataLoader``, before the first step.
 
-    Add it once, without arguments. Its place among the callbacks does not matter, because Lightning calls checkpoint callbacks last.
+    Add it once, without arguments. Its place among the callbacks does not matter, because Lightning calls checkpoint
+    callbacks last.
     """
 
-    state_key = "PenstockCallback"  # the key in checkpoints. Never rename it with the class: for an unknown key Lightning only warns
+    # the key in checkpoints. Never rename it with the class: for an unknown key Lightning only warns
+    state_key = "PenstockCallback"
 
     def __init__(self) -> None:
         self._loaders: list[Loader[Any]] = []
@@ -53,7 +60,8 @@ class LightningCallback(Callback):
         self._overfits = False
         self._trained = False  # whether this fit has trained a batch
 
-    # Saving and loading. Lightning calls both on every rank and writes rank 0's answer; the states are the same on all ranks.
+    # Saving and loading. Lightning calls both on every rank and writes rank 0's answer; the states are the same on all
+    # ranks.
 
     def state_dict(self) -> dict[str, Any]:
         """The loaders' states, in order; empty if there are no loaders."""
@@ -67,7 +75,8 @@ class LightningCallback(Callback):
             self._load(self._loaders)
             self._fetch_again = True
 
-    # Lightning has no hook between getting the loaders and the first fetch, so we wrap the method that it gets them from.
+    # Lightning has no hook between getting the loaders and the first fetch, so we wrap the method that it gets them
+    # from.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Intercept the training loaders."""
@@ -78,7 +87,9 @@ class LightningCallback(Callback):
             vars(source)["dataloader"] = lambda: self._seen(type(source).dataloader(source))
             if self._overfits:
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
-                vars(validation)["dataloader"] = lambda: _at_epoch_0(type(validation).dataloader(validation), "sequential")
+                vars(validation)["dataloader"] = lambda: _at_epoch_0(
+                    type(validation).dataloader(validation), "sequential"
+                )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop intercepting loaders."""
@@ -96,7 +107,8 @@ class LightningCallback(Callback):
             self._load(loaders)
         elif len(loaders) == len(self._loaders):
             for loader, before in zip(loaders, self._loaders, strict=True):
-                if id(loader) not in known:  # a reloaded loader continues where the one before it ended, even with other data
+                # a reloaded loader continues where the one before it ended, even with other data
+                if id(loader) not in known:
                     loader.load_state_dict(before.state_dict(), strict=False)
         for loader in loaders:
             if self._overfits and loader.epoch:
@@ -109,7 +121,8 @@ class LightningCallback(Callback):
         states, self._pending = self._pending or [], None
         if len(states) != len(loaders):
             raise StateError(
-                f"the checkpoint has the states of {len(states)} penstock loaders, but there are {len(loaders)} now. Resume with the same loaders as when it was saved."
+                f"the checkpoint has the states of {len(states)} penstock loaders, but there are {len(loaders)} now. "
+                f"Resume with the same loaders as when it was saved."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
@@ -129,10 +142,14 @@ class LightningCallback(Callback):
             _begin_the_next_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let each loader count its own epochs. If Lightning fetched from a new loader without a length and will call ``iter`` again, undo that."""
+        """Let each loader count its own epochs.
+
+        If Lightning fetched from a new loader without a length and will call ``iter`` again, undo that.
+        """
         if self._trained:
-            # Lightning has just set its own epoch number. It differs from the loader's after a run that max_steps ended in mid-epoch,
-            # and for a short loader that was restarted within an epoch. The loader's number is the one in the checkpoint.
+            # Lightning has just set its own epoch number. It differs from the loader's after a run that max_steps ended
+            # in mid-epoch, and for a short loader that was restarted within an epoch. The loader's number is the one in
+            # the checkpoint.
             for loader in self._loaders:
                 loader._reader.cursor.request(None)
         starts, self._starts = self._starts, []
@@ -160,7 +177,9 @@ class LightningCallback(Callback):
         self._end_epoch(trainer)
 
     def _end_epoch(self, trainer: Trainer) -> None:
-        """End the loaders' epoch when Lightning's is over, whatever limit ended it, but not when training merely stops inside it."""
+        """End the loaders' epoch when Lightning's is over, whatever limit ended it, but not when training merely stops
+        inside it.
+        """
         if trainer.is_last_batch:
             for loader in self._loaders:
                 if self._overfits:
@@ -169,9 +188,16 @@ class LightningCallback(Callback):
                     loader.end_epoch()
 
     def _count_as_the_loader(self, trainer: Trainer) -> None:
-        """Set Lightning's count of batches done in this epoch. It restored the count of the old world size, and would end the epoch by that."""
+        """Set Lightning's count of batches done in this epoch.
+
+        It restored the count of the old world size, and would end the epoch by that.
+        """
         batches = trainer.num_training_batches
-        leading = self._loaders if len(self._loaders) == 1 else [loader for loader in self._loaders if _length(loader) == batches]
+        leading = (
+            self._loaders
+            if len(self._loaders) == 1
+            else [loader for loader in self._loaders if _length(loader) == batches]
+        )
         if not leading or _length(leading[0]) is None or not trainer.fit_loop.restarting:
             return
         loop = trainer.fit_loop.epoch_loop
@@ -185,7 +211,8 @@ class LightningCallback(Callback):
 
 
 def _begin_the_next_epoch(trainer: Trainer) -> None:
-    """With ``max_steps``, Lightning takes an epoch saved at its very end for unfinished, and would train one more batch in it.
+    """With ``max_steps``, Lightning takes an epoch saved at its very end for unfinished, and would train one more batch
+    in it.
 
     This repeats what Lightning does under ``max_epochs``.
     """
@@ -217,7 +244,10 @@ class _Epoch0:
 
 
 def _at_epoch_0(dataloaders: Any, mode: Any) -> CombinedLoader:
-    """``dataloaders`` as a `CombinedLoader`, like Lightning's own, with every `Loader` fixed to epoch 0. A user's `CombinedLoader` is not changed."""
+    """``dataloaders`` as a `CombinedLoader`, like Lightning's own, with every `Loader` fixed to epoch 0.
+
+    A user's `CombinedLoader` is not changed.
+    """
     given = dataloaders if isinstance(dataloaders, CombinedLoader) else CombinedLoader(dataloaders, mode)
     combined = CombinedLoader(given.iterables, given._mode)
     combined.flattened = [_Epoch0(one) if isinstance(one, Loader) else one for one in combined.flattened]
@@ -243,8 +273,8 @@ def _refuse_unequal(trainer: Trainer, batches: int) -> None:
     counts = trainer.strategy.all_gather(torch.tensor(batches, device=trainer.strategy.root_device)).flatten().tolist()
     if len(set(counts)) > 1:
         raise GraphError(
-            f"the ranks have {counts} training batches per epoch, and DDP hangs if one has more than another. Use tail='drop' or tail='pad'; "
-            f"tail='exact' is for evaluation."
+            f"the ranks have {counts} training batches per epoch, and DDP hangs if one has more than another. Use "
+            f"tail='drop' or tail='pad'; tail='exact' is for evaluation."
         )
 
 
@@ -253,5 +283,6 @@ def _refuse_wrapped(one: Any) -> None:
         held = (one.dataset, *getattr(one.dataset, "__dict__", {}).values())
         if any(isinstance(thing, Loader) for thing in held):
             raise TypeError(
-                "a penstock.Loader is inside a DataLoader, which would shard or batch it a second time. Pass the Loader itself to the Trainer."
+                "a penstock.Loader is inside a DataLoader, which would shard or batch it a second time. Pass the "
+                "Loader itself to the Trainer."
             )

@@ -1,7 +1,8 @@
-"""The Hugging Face `Trainer`: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` trains and evaluates from penstock's loaders, and resumes exactly.
+"""The Hugging Face `Trainer`: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` trains and evaluates from penstock's
+loaders, and resumes exactly.
 
-To use your own loader, return it from ``get_train_dataloader``, add the `HFTrainerCallback`, and pass ``ignore_data_skip=True``; otherwise the
-trainer reads and discards the batches already trained.
+To use your own loader, return it from ``get_train_dataloader``, add the `HFTrainerCallback`, and pass
+``ignore_data_skip=True``; otherwise the trainer reads and discards the batches already trained.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ log = logging.getLogger("penstock")
 
 @final
 class HFTrainerCallback(TrainerCallback, ExportableState):
-    """Save the loader's state in the ``trainer_state.json`` of every checkpoint, and load it from there when the trainer resumes, from any folder.
+    """Save the loader's state in the ``trainer_state.json`` of every checkpoint, and load it from there when the
+    trainer resumes, from any folder.
 
-    It also corrects ``epoch`` in the logs of a resumed run, because the trainer counts only the batches it has read itself.
+    It also corrects ``epoch`` in the logs of a resumed run, because the trainer counts only the batches it has read
+    itself.
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
@@ -47,12 +50,16 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 
     def __init__(self) -> None:
         self._training: Loader[Any] | None = None  # the loader that is being trained from
-        self._resumed: tuple[int, int] | None = None  # the epoch in which the run resumed, and its batches trained before
+        # the epoch in which the run resumed, and its batches trained before
+        self._resumed: tuple[int, int] | None = None
         self._begun = -1  # epochs that this run has begun, not counting the first
         self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
-        self._told_of_short_windows = False  # whether the trainer knows how many batches are left in the epoch in which it resumes
+        # whether the trainer knows how many batches are left in the epoch in which it resumes
+        self._told_of_short_windows = False
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """On every process, load the state if the trainer resumes."""
         self._training = loader = _loader(kwargs)
         self._resumed, self._begun, self._loaded = None, -1, None
@@ -60,15 +67,17 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
             return
         if not args.ignore_data_skip:
             raise ValueError(
-                "penstock resumes on its own, so the trainer would skip the same batches again. Pass ignore_data_skip=True to TrainingArguments."
+                "penstock resumes on its own, so the trainer would skip the same batches again. Pass "
+                "ignore_data_skip=True to TrainingArguments."
             )
         known_to: Any = state.stateful_callbacks  # by the names of callbacks
         known = known_to.get(type(self).__name__, {})
         saved = (known[-1] if isinstance(known, list) else known).get("attributes", {}).get("loader")
         if saved is None:
             raise StateError(
-                f"the checkpoint of step {state.global_step} has no state of a loader in its trainer_state.json. Resume from one that was saved with HFTrainerCallback "
-                f"or HFTrainerMixin. One from before the change to penstock: resume it with the old Trainer, or start a new run with its weights."
+                f"the checkpoint of step {state.global_step} has no state of a loader in its trainer_state.json. "
+                f"Resume from one that was saved with HFTrainerCallback or HFTrainerMixin. One from before the change "
+                f"to penstock: resume it with the old Trainer, or start a new run with its weights."
             )
         loader.load_state_dict(saved)
         known_to[type(self).__name__] = self.state()  # the trainer only replaces what is there
@@ -78,12 +87,16 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
             self._loaded = None if loader.infinite else loader.epoch
         elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_short_windows:
             log.warning(
-                f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in which it resumes: it counts from the resume, so "
-                f"they do not fill gradient_accumulation_steps={args.gradient_accumulation_steps}. Their gradients go into the next step. Use HFTrainerMixin "
-                f"with transformers 5, a number that divides the {batches} batches of an epoch, or save at the end of an epoch."
+                f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in "
+                f"which it resumes: it counts from the resume, so they do not fill "
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps}. Their gradients go into the next "
+                f"step. Use HFTrainerMixin with transformers 5, a number that divides the {batches} batches of an "
+                f"epoch, or save at the end of an epoch."
             )
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Count the epoch."""
         self._begun += 1
 
@@ -98,7 +111,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         epoch, before = self._resumed
         batches = _batches_per_epoch(loader, args, state)
         read = (round(state.epoch * batches) - 1) % batches + 1
-        if self._loaded is not None and loader.epoch > self._loaded:  # it was: the first batch belongs to the next epoch
+        # it was: the first batch belongs to the next epoch
+        if self._loaded is not None and loader.epoch > self._loaded:
             self._resumed = epoch, before = epoch + 1, 0
         self._loaded = None
         state.epoch = epoch + self._begun + (read + (0 if self._begun else before)) / batches
@@ -112,10 +126,12 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 class HFTrainerMixin(_Trainer):
     """A `Trainer` whose loaders are penstock's: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` is the whole recipe.
 
-    It builds every loader that the trainer builds with ``_get_dataloader``, so what a class overrides (`GRPOTrainer` its sampler and its batch size)
-    counts. It uses the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and ``dataloader_drop_last``,
-    ``_num_workers``, ``_pin_memory``, ``_persistent_workers``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
-    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in the order of the trainer's sampler, on any number of ranks.
+    It builds every loader that the trainer builds with ``_get_dataloader``, so what a class overrides (`GRPOTrainer`
+    its sampler and its batch size) counts. It uses the trainer's own arguments: batch sizes, collator, removal of
+    unused columns, ``data_seed`` (or ``seed``), and ``dataloader_drop_last``, ``_num_workers``, ``_pin_memory``,
+    ``_persistent_workers``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
+    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in the order of the
+    trainer's sampler, on any number of ranks.
 
     Raises:
         TypeError: A class lists the mixin after the trainer, whose own loaders would then be used.
@@ -126,8 +142,8 @@ class HFTrainerMixin(_Trainer):
         for one in cls.__mro__[: cls.__mro__.index(HFTrainerMixin)]:
             if issubclass(one, Trainer) and not issubclass(one, HFTrainerMixin):
                 raise TypeError(
-                    f"in {cls.__name__}, {one.__name__} comes before HFTrainerMixin, so its own loaders would be used and would not resume. "
-                    f"Write class {cls.__name__}(HFTrainerMixin, {one.__name__})."
+                    f"in {cls.__name__}, {one.__name__} comes before HFTrainerMixin, so its own loaders would be used "
+                    f"and would not resume. Write class {cls.__name__}(HFTrainerMixin, {one.__name__})."
                 )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -151,8 +167,9 @@ class HFTrainerMixin(_Trainer):
     def _run_epoch(self, *args: Any, **given: Any) -> None:
         """Tell the trainer (of transformers 5) how many batches are left in the epoch in which it resumes.
 
-        It detects the last, short window of gradient accumulation by its number in the epoch, but with ``ignore_data_skip`` it counts from the
-        resume, so that window made no step, and its gradients went into the next one.
+        It detects the last, short window of gradient accumulation by its number in the epoch, but with
+        ``ignore_data_skip`` it counts from the resume, so that window made no step, and its gradients went into the
+        next one.
         """
         loader: Any = given.get("train_dataloader")
         window = self.args.gradient_accumulation_steps
@@ -178,10 +195,12 @@ class HFTrainerMixin(_Trainer):
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> Any:
-        """A `Loader` over ``dataset``; for evaluation one that deals the samples to the ranks the way the trainer gathers them.
+        """A `Loader` over ``dataset``; for evaluation one that deals the samples to the ranks the way the trainer
+        gathers them.
 
         Raises:
-            ValueError: The arguments ask for what only a ``DataLoader`` does; or data without a length is evaluated on several ranks.
+            ValueError: The arguments ask for what only a ``DataLoader`` does; or data without a length is evaluated on
+                several ranks.
         """
         args, given, ranks = self.args, dataset, self.accelerator.num_processes
         self._refuse(description)
@@ -209,31 +228,40 @@ class HFTrainerMixin(_Trainer):
         loader: Loader[Any]
         if streamed and ranks > 1 and not is_training:
             raise ValueError(
-                f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. Evaluate on one rank, or use a dataset "
-                f"with a length."
+                f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. "
+                f"Evaluate on one rank, or use a dataset with a length."
             )
         own = getattr(sampler_fn, "__func__", None) is not Trainer._get_train_sampler
         if sampler is not None and not own and _strategy(args) in ("random", "sequential"):
             shuffle = _strategy(args) == "random"
-            loader = Loader.from_dataset(dataset, batch_size, shuffle, collate_fn=collate, drop_last=drop_last, **options)
+            loader = Loader.from_dataset(
+                dataset, batch_size, shuffle, collate_fn=collate, drop_last=drop_last, **options
+            )
         else:
             source: Any
             fetch: Any
             if streamed:
-                source, fetch = IterableSource(dataset, split="items", seed=options["seed"]), Fetch(None, collate).collate
+                source, fetch = (
+                    IterableSource(dataset, split="items", seed=options["seed"]),
+                    Fetch(None, collate).collate,
+                )
             else:
                 sampler = SequentialSampler(dataset) if sampler is None else sampler
                 even = _Even(sampler, 1 if drop_last or ranks == 1 else batch_size * ranks)
                 source, fetch = SamplerWrapper(even, options["seed"]), Fetch(dataset, collate)
-            # Whole batches in turn, as Accelerate deals them: some trainers, such as GRPO's, gather groups of samples over the ranks.
+            # Whole batches in turn, as Accelerate deals them: some trainers, such as GRPO's, gather groups of samples
+            # over the ranks.
             node: Any = Sharder(Batcher(Cycler(source), batch_size, drop_last and not streamed), tail="drop")
             node = ParallelMapper(node, fetch, **options)
-            loader = Loader(PinMemory(node) if args.dataloader_pin_memory and torch.accelerator.is_available() else node)
+            loader = Loader(
+                PinMemory(node) if args.dataloader_pin_memory and torch.accelerator.is_available() else node
+            )
         if is_training:
             self._close_training_loader()
             self._training_loader = loader
             return loader
-        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off the surplus of a short last one.
+        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off the surplus of a
+        # short last one.
         remainder: Any = find_batch_size if streamed else -1 if drop_last else len(sampler) % (batch_size * ranks)
         evaluation = _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
         if dataloader_key is not None and args.dataloader_persistent_workers:
@@ -248,26 +276,33 @@ class HFTrainerMixin(_Trainer):
     def _refuse(self, description: str) -> None:
         if _strategy(self.args) == "batch_rebalance":
             raise ValueError(
-                "train_sampling_strategy='batch_rebalance' makes the batches of each rank itself, which HFTrainerMixin cannot resume on other ranks. Use 'random', or "
-                "override get_train_dataloader to return penstock.Loader.from_dataset(..., batch_sampler=your_sampler) and get_eval_dataloader too."
+                "train_sampling_strategy='batch_rebalance' makes the batches of each rank itself, which HFTrainerMixin "
+                "cannot resume on other ranks. Use 'random', or override get_train_dataloader to return "
+                "penstock.Loader.from_dataset(..., batch_sampler=your_sampler) and get_eval_dataloader too."
             )
         config: Any = self.args.accelerator_config
         if config.split_batches or config.dispatch_batches or not config.even_batches:
             raise ValueError(
-                f"accelerator_config has split_batches={config.split_batches}, dispatch_batches={config.dispatch_batches}, even_batches={config.even_batches} for the "
-                f"{description} data, but penstock's loader reads on every rank, batches of the size per device, and as many on each. Leave all three out (for "
-                f"split_batches=True, divide the batch size by the number of ranks), or leave out HFTrainerMixin."
+                f"accelerator_config has split_batches={config.split_batches}, "
+                f"dispatch_batches={config.dispatch_batches}, even_batches={config.even_batches} for the {description} "
+                f"data, but penstock's loader reads on every rank, batches of the size per device, and as many on "
+                f"each. Leave all three out (for split_batches=True, divide the batch size by the number of ranks), or "
+                f"leave out HFTrainerMixin."
             )
         if any(getattr(self, size, lambda: 1)() > 1 for size in ("get_tp_size", "get_cp_size", "get_sp_size")):
             raise ValueError(
-                "tensor-, context- or sequence-parallel ranks must read the same batches, and HFTrainerMixin does not know the mesh. Override "
-                "get_train_dataloader to return penstock.Loader.from_dataset(..., mesh=your_mesh['dp'])."
+                "tensor-, context- or sequence-parallel ranks must read the same batches, and HFTrainerMixin does not "
+                "know the mesh. Override get_train_dataloader to return penstock.Loader.from_dataset(..., "
+                "mesh=your_mesh['dp'])."
             )
 
 
 @final
 class _Evaluation:
-    """The loader that the trainer evaluates from. The trainer reads its ``dataset``; it marks the last batch for the accelerator."""
+    """The loader that the trainer evaluates from.
+
+    The trainer reads its ``dataset``; it marks the last batch for the accelerator.
+    """
 
     def __init__(self, batches: AccelerateLoader[Any], dataset: Any) -> None:
         self._batches = batches
@@ -284,7 +319,8 @@ class _Evaluation:
 
 @final
 class _Even(Sampler[Any]):
-    """``sampler``, filled up with its first indices to a multiple of ``size``, so that every rank gets the same number of whole batches.
+    """``sampler``, filled up with its first indices to a multiple of ``size``, so that every rank gets the same number
+    of whole batches.
 
     ``gather_for_metrics`` cuts them off.
     """
@@ -308,7 +344,9 @@ class _Even(Sampler[Any]):
 
 def _strategy(args: TrainingArguments) -> str:
     """The sampling strategy, also under the name it has in transformers 4."""
-    return getattr(args, "train_sampling_strategy", None) or ("group_by_length" if getattr(args, "group_by_length", False) else "random")
+    return getattr(args, "train_sampling_strategy", None) or (
+        "group_by_length" if getattr(args, "group_by_length", False) else "random"
+    )
 
 
 def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:
@@ -327,6 +365,7 @@ def _loader(kwargs: dict[str, Any]) -> Loader[Any]:
     loader = kwargs["train_dataloader"]
     if not isinstance(loader, Loader):
         raise TypeError(
-            f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader. Return the loader itself from get_train_dataloader()."
+            f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader. Return the loader itself from "
+            f"get_train_dataloader()."
         )
     return loader

@@ -1,6 +1,7 @@
 """What a type checker makes of programs that use penstock: `test_typing.py` has it read this file, and nothing runs it.
 
-``assert_type`` says what is known, and an ``ignore`` what must be refused: a checker that does not refuse it calls the ``ignore`` unused.
+``assert_type`` says what is known, and an ``ignore`` what must be refused: a checker that does not refuse it calls the
+``ignore`` unused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from penstock.nodes import (
     ToDevice,
 )
 from penstock.orders import Order, SequentialOrder
-from penstock.statistics import Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerStatistics
+from penstock.statistics import (
+    Durations,
+    FailureStatistics,
+    LoaderStatistics,
+    NodeStatistics,
+    PinStatistics,
+    WorkerStatistics,
+)
 
 
 class Batch(TypedDict):
@@ -53,10 +61,16 @@ assert_type(Loader.from_dataset(data, batch_sampler=[[0, 1]], collate_fn=collate
 assert_type(Loader.from_dataset(data, None, collate_fn=len), Loader[int])
 assert_type(Loader.from_dataset(data, 2, collate_fn=lambda rows: len(rows)), Loader[int])
 assert_type(Loader.from_dataset(data, 2, collate_fn=collate_any), Loader[dict[str, Any]])
-assert_type(Loader.from_dataset(data, 2, collate_fn=collate, on_error="skip", pin_memory=True, device="cpu", num_workers=2), Loader[Batch])
+assert_type(
+    Loader.from_dataset(data, 2, collate_fn=collate, on_error="skip", pin_memory=True, device="cpu", num_workers=2),
+    Loader[Batch],
+)
 assert_type(Loader.from_dataset(data, collate_fn=collate, groups=penstock.Buckets([1, 1], 2)), Loader[Batch])
 assert_type(
-    Loader.from_dataset(data, collate_fn=collate, groups=penstock.Buckets(keys=[(1, 2), (1, 2)], batch_size={(1, 2): 1})), Loader[Batch]
+    Loader.from_dataset(
+        data, collate_fn=collate, groups=penstock.Buckets(keys=[(1, 2), (1, 2)], batch_size={(1, 2): 1})
+    ),
+    Loader[Batch],
 )
 assert_type(Loader.from_dataset(data, 2, collate_fn=collate, balance=[1, 2]), Loader[Batch])
 

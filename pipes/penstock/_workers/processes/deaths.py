@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1000
-"""Exit code of a process that other code reaped. Negative, so it counts as killed, and its replacement counts as a restart."""
+"""Exit code of a process that other code reaped. Negative, so it counts as killed, and its replacement counts as a
+restart.
+"""
 
 _SERVER_DIED = 255
-"""What `multiprocessing` reports for a child of its fork server when the server is dead too and took the exit code with it."""
+"""What `multiprocessing` reports for a child of its fork server when the server is dead too and took the exit code with
+it.
+"""
 
 _PATIENCE_S = 10.0
 """How long to wait for an exit code, which a fork server reports at once, unless the machine is very busy."""
@@ -31,18 +35,23 @@ _LIKELY = {
     "SIGFPE": "a crash in native code",
     "SIGILL": "native code built for another processor",
     "SIGTERM": "it was asked to end, for instance by a job scheduler",
-    "SIGALRM": "a timer that user code has set in it; handlers of the main process are not inherited, so set the handler there too",
+    "SIGALRM": (
+        "a timer that user code has set in it; handlers of the main process are not inherited, so set the handler "
+        "there too"
+    ),
 }
 
 
 @final
 class Watched:
-    """A process that `multiprocessing` has started. Each call is idempotent, so that what an interrupt has left can be done again.
+    """A process that `multiprocessing` has started.
+
+    Each call is idempotent, so that what an interrupt has left can be done again.
 
     Attributes:
-        fd: A file descriptor that becomes readable when it dies. A pidfd where the platform has them: the sentinel of `multiprocessing` is a pipe. A
-            process that user code forks inherits it and keeps it open after the death, and a fork server that dies closes it while its children
-            live on.
+        fd: A file descriptor that becomes readable when it dies. A pidfd where the platform has them: the sentinel of
+            `multiprocessing` is a pipe. A process that user code forks inherits it and keeps it open after the death,
+            and a fork server that dies closes it while its children live on.
     """
 
     def __init__(self, process: BaseProcess) -> None:
@@ -62,11 +71,12 @@ class Watched:
         """Reap it once it has died. Returns its exit code (negative: a signal), or `UNKNOWN`.
 
         Args:
-            patience_s: How long its fork server, which has the exit code, may take to tell it; it may be stopped, or deaf to its children's deaths.
+            patience_s: How long its fork server, which has the exit code, may take to tell it; it may be stopped, or
+                deaf to its children's deaths.
         """
         if self._code is None:
-            # `multiprocessing` takes the code of a child of its own from the kernel, which has it by now. It asks its fork server for that of
-            # another, and has no limit for the answer.
+            # `multiprocessing` takes the code of a child of its own from the kernel, which has it by now. It asks its
+            # fork server for that of another, and has no limit for the answer.
             popen: Any = self._process._popen  # type: ignore[attr-defined]
             self._process.join(patience_s if popen.method == "forkserver" else None)
             code = self._process.exitcode
@@ -93,8 +103,9 @@ def cause_of(code: int) -> str:
         return "its file descriptors were exhausted; user code in it opens files and does not close them"
     if code == UNKNOWN:
         return (
-            "nobody knows how, because this program ignores SIGCHLD or waits for every child it has (os.waitpid(-1)) and so took its exit code, "
-            "or because the fork server, which had its exit code, has died too or does not answer"
+            "nobody knows how, because this program ignores SIGCHLD or waits for every child it has (os.waitpid(-1)) "
+            "and so took its exit code, or because the fork server, which had its exit code, has died too or does not "
+            "answer"
         )
     if code >= 0:
         return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"

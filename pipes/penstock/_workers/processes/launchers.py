@@ -1,4 +1,6 @@
-"""Starts worker processes and detects their deaths: what a launcher is, and the one for multiprocessing's other start methods; see also `zygote`."""
+"""Starts worker processes and detects their deaths: what a launcher is, and the one for multiprocessing's other start
+methods; see also `zygote`.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,13 @@ if TYPE_CHECKING:
 class Launcher(Protocol):
     """Starts workers; the poller that it was made with shows when one has died.
 
-    A signal handler may raise in the middle of any call but `launch`, which runs in a helper thread. `join` and `kill` end whatever there is by then.
-    If they are interrupted themselves, the next call does the rest.
+    A signal handler may raise in the middle of any call but `launch`, which runs in a helper thread. `join` and `kill`
+    end whatever there is by then. If they are interrupted themselves, the next call does the rest.
 
     Attributes:
         missed_deaths: Reported while something else was awaited, so the poller will not show them.
-        hears_ctrl_c: Whether Ctrl-C may end a worker in its start. Workers of the fork server hear it: they have the signals of the whole program.
+        hears_ctrl_c: Whether Ctrl-C may end a worker in its start. Workers of the fork server hear it: they have the
+            signals of the whole program.
     """
 
     missed_deaths: list[tuple[int, int]]
@@ -58,7 +61,8 @@ class Launcher(Protocol):
         Raises:
             OSError: No process or file descriptor for it.
             WorkerDied: The zygote has died.
-            ConnectionError: The fork server has died. It may have forked a process before that, and that has this channel.
+            ConnectionError: The fork server has died. It may have forked a process before that, and that has this
+                channel.
         """
         ...
 
@@ -87,7 +91,8 @@ class ByContext:
         self._method = context.get_start_method()
         self.hears_ctrl_c = self._method == "forkserver"
         self._poller = poller
-        self._watched: dict[int, tuple[int, Watched]] = {}  # by the descriptor that shows the death: the serial, and the process
+        # by the descriptor that shows the death: the serial, and the process
+        self._watched: dict[int, tuple[int, Watched]] = {}
         self._passing = _Passing()
         self._pickled: FileIO | None = None  # shared memory with the pickled setup, which every worker maps
         self._nbytes = 0
@@ -100,14 +105,16 @@ class ByContext:
             if not is_own_error(error):
                 raise
             raise TypeError(
-                f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
-                f'{self._method!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
-                f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
+                f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker "
+                f'processes started by {self._method!r} need: {type(error).__name__}: {error}. Use method="thread" or '
+                f'multiprocessing_context="fork", or make it picklable: functions and classes at the top of a module, '
+                f"files and locks opened in the worker."
             ) from error
         check_importable(self._method, parcel.body)
         if self._method == "forkserver":
             _preload(self._setup)
-        undisturbed(partial(self._store, parcel), threading.Lock())  # an interrupt would lose the descriptor of the memory
+        # an interrupt would lose the descriptor of the memory
+        undisturbed(partial(self._store, parcel), threading.Lock())
 
     def _store(self, parcel: Parcel) -> None:
         self._nbytes = parcel.end()
@@ -123,8 +130,9 @@ class ByContext:
             target=worker_main, args=(worker, channel), name=f"{self._setup.name}-{worker}", daemon=True
         )
         if self._method == "forkserver":
-            # The server serves the whole program. If there is none, or it has just died, this starts it, so no signal may be held here: it
-            # inherits the mask, and so does every process that it forks for others. With SIGCHLD blocked it would never learn of their deaths.
+            # The server serves the whole program. If there is none, or it has just died, this starts it, so no signal
+            # may be held here: it inherits the mask, and so does every process that it forks for others. With SIGCHLD
+            # blocked it would never learn of their deaths.
             try:
                 process.start()
             except EOFError as error:
@@ -135,8 +143,8 @@ class ByContext:
                     "multiprocessing's fork server belongs to another process, or was reaped by other code"
                 ) from error
         else:
-            # Starting multiprocessing's tracker unblocks Ctrl-C, which must not reach the worker in its start. So it comes first; it ends with
-            # this process, and needs no signals.
+            # Starting multiprocessing's tracker unblocks Ctrl-C, which must not reach the worker in its start. So it
+            # comes first; it ends with this process, and needs no signals.
             with signals_held():
                 resource_tracker.ensure_running()
             with signals_held():
@@ -148,7 +156,8 @@ class ByContext:
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         for fd in self._ended(0.0):
-            # Reaped before it is forgotten: after an interrupt in between, the next call reaps again, which changes nothing.
+            # Reaped before it is forgotten: after an interrupt in between, the next call reaps again, which changes
+            # nothing.
             serial, watched = self._watched[fd]
             code = watched.reap()
             self._forget(fd)
@@ -158,7 +167,8 @@ class ByContext:
         deadline = time.monotonic() + timeout
         while self._watched and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
             for fd in ended:
-                # A fork server that was stopped has the exit codes and does not tell them: no longer than this call may take.
+                # A fork server that was stopped has the exit codes and does not tell them: no longer than this call may
+                # take.
                 self._watched[fd][1].reap(max(0.0, deadline - time.monotonic()))
                 self._forget(fd)
         if self._watched:
@@ -195,7 +205,9 @@ class ByContext:
 
 
 class _Passing:
-    """Poses as the process that multiprocessing is starting, so that its locks, queues and values can be pickled; keeps their descriptors."""
+    """Poses as the process that multiprocessing is starting, so that its locks, queues and values can be pickled; keeps
+    their descriptors.
+    """
 
     DupFd = PassedFd
 
@@ -222,24 +234,34 @@ class _Passing:
 
 
 def _reducers() -> dict[type, Any]:
-    """Pickle as multiprocessing does for a process that it starts, except that tensors go by value, into memory that all workers map."""
+    """Pickle as multiprocessing does for a process that it starts, except that tensors go by value, into memory that
+    all workers map.
+    """
     more = getattr(ForkingPickler, "_extra_reducers", {})
-    return {**copyreg.dispatch_table, **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}}
+    return {
+        **copyreg.dispatch_table,
+        **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")},
+    }
 
 
 def _preload(setup: Setup) -> None:
-    """Have the fork server import torch, `worker_main` and the kind of work once, for all workers, unless the user chose what it imports."""
-    # There is no public way to ask what was chosen. If the names change, workers import by themselves, which only takes longer.
+    """Have the fork server import torch, `worker_main` and the kind of work once, for all workers, unless the user
+    chose what it imports.
+    """
+    # There is no public way to ask what was chosen. If the names change, workers import by themselves, which only takes
+    # longer.
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
-        forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main", type(setup.work).__module__])
+        forkserver.set_forkserver_preload(
+            ["__main__", "torch", "penstock._workers.processes.worker_main", type(setup.work).__module__]
+        )
 
 
 def _forget_server() -> None:
     """Have multiprocessing start another fork server.
 
-    In each call it asks the kernel whether the one that it knows has ended. That fails forever if this process is a fork of the one that started it,
-    or if other code has reaped it.
+    In each call it asks the kernel whether the one that it knows has ended. That fails forever if this process is a
+    fork of the one that started it, or if other code has reaped it.
     """
     server: Any = forkserver._forkserver  # type: ignore[attr-defined,unused-ignore]
     os.close(server._forkserver_alive_fd)

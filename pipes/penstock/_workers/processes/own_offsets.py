@@ -11,11 +11,12 @@ import stat
 def own_offsets(*, anew: bool = False) -> None:
     """Open again every regular file that this process may read, under the same descriptor and at the same position.
 
-    A fork shares an open file with its parent and with its siblings, and the position in it, too. Where two workers of a dataset that has opened a
-    file in ``__init__`` seek and read, each may read the other's rows: 10 to 30 of 600, and with `DataLoader` up to 18. Once each has opened the file
-    itself, both are right. A file that cannot be opened again, or where the system does not show which are open, stays shared. So do files that
-    are only written, such as logs, where each process must continue behind what the others have written, and those behind standard output and error,
-    which pytest has open to read and write, too.
+    A fork shares an open file with its parent and with its siblings, and the position in it, too. Where two workers of
+    a dataset that has opened a file in ``__init__`` seek and read, each may read the other's rows: 10 to 30 of 600, and
+    with `DataLoader` up to 18. Once each has opened the file itself, both are right. A file that cannot be opened
+    again, or where the system does not show which are open, stays shared. So do files that are only written, such as
+    logs, where each process must continue behind what the others have written, and those behind standard output and
+    error, which pytest has open to read and write, too.
 
     Args:
         anew: This process has not inherited which files there are.
@@ -25,7 +26,8 @@ def own_offsets(*, anew: bool = False) -> None:
     for flags, fds in _inherited():
         with contextlib.suppress(OSError):
             position = os.lseek(fds[0], 0, os.SEEK_CUR)
-            # By the link in /proc, which works for a file without a name, too. `dup2` replaces the shared file under each of its descriptors.
+            # By the link in /proc, which works for a file without a name, too. `dup2` replaces the shared file under
+            # each of its descriptors.
             own = os.open(f"/proc/self/fd/{fds[0]}", flags)
             try:
                 os.lseek(own, position, os.SEEK_SET)
@@ -37,7 +39,10 @@ def own_offsets(*, anew: bool = False) -> None:
 
 @functools.cache  # by the process that forks the workers, which inherit the answer
 def _inherited() -> list[tuple[int, list[int]]]:
-    """The files to open again: how, and their descriptors. Duplicates of one descriptor belong together, because they share a position."""
+    """The files to open again: how, and their descriptors.
+
+    Duplicates of one descriptor belong together, because they share a position.
+    """
     import fcntl
 
     kept = os.O_ACCMODE | os.O_APPEND | os.O_SYNC | getattr(os, "O_DIRECT", 0)
@@ -65,10 +70,13 @@ def _inherited() -> list[tuple[int, list[int]]]:
 
 
 def _share(one: int, other: int) -> bool:
-    """Whether two descriptors of a file are duplicates: they share its flags, of which ``O_NONBLOCK`` means nothing for a regular file."""
+    """Whether two descriptors of a file are duplicates: they share its flags, of which ``O_NONBLOCK`` means nothing for
+    a regular file.
+    """
     import fcntl
 
-    # Flags belong to the open file, as the position does. For a moment, other processes that have it see another flag, which means nothing here.
+    # Flags belong to the open file, as the position does. For a moment, other processes that have it see another flag,
+    # which means nothing here.
     flags, before = fcntl.fcntl(one, fcntl.F_GETFL), fcntl.fcntl(other, fcntl.F_GETFL)
     fcntl.fcntl(one, fcntl.F_SETFL, flags ^ os.O_NONBLOCK)
     try:

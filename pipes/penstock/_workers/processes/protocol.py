@@ -1,6 +1,7 @@
 """The messages between the consumer and its worker processes, and the memory that each worker shares with the consumer.
 
-Messages have a fixed size, and those sent together stay under 512 bytes, so none arrives in pieces. File descriptors travel with them.
+Messages have a fixed size, and those sent together stay under 512 bytes, so none arrives in pieces. File descriptors
+travel with them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ AT_ONCE = 5
 DROPS = 8
 """Slots that one task message can tell the worker to drop."""
 
-HELLO = struct.Struct("<2q")  # bytes of the area, bytes of the pickled setup or 0; with both their fds and the lifeline's
+# bytes of the area, bytes of the pickled setup or 0; with both their fds and the lifeline's
+HELLO = struct.Struct("<2q")
 # Number, place, bytes (with an fd: of a segment of its own), slot lent or NO_SLOT; slots to drop.
 TASK = struct.Struct(f"<4q{DROPS}q")
 # Task number, status, slot (NO_SLOT: in the task's place), the slot's size if it is new (with its fd), start, end.
@@ -62,14 +64,16 @@ class Setup:
 
 
 class Area:
-    """Memory that one worker shares with the consumer: three words, its meter, and a place for each task that the worker may hold.
+    """Memory that one worker shares with the consumer: three words, its meter, and a place for each task that the
+    worker may hold.
 
     The consumer writes a task into a free place; a small answer to it is written over it by the worker.
 
     Attributes:
         row: The first word: ``current_row`` of a `Work`.
-        words: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or `IDLE`, and ``DOING``,
-            the number of the task being done, or -1. By the consumer: ``WANTED``, below which no task is still wanted.
+        words: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or
+            `IDLE`, and ``DOING``, the number of the task being done, or -1. By the consumer: ``WANTED``, below which no
+            task is still wanted.
         meter: How the worker has spent its time; the worker is its only writer.
     """
 
@@ -91,7 +95,9 @@ class Area:
 
 
 class PassedFd:
-    """A file descriptor in the pickled setup, such as that of a ``multiprocessing.Queue``: its place among those that come with the hello."""
+    """A file descriptor in the pickled setup, such as that of a ``multiprocessing.Queue``: its place among those that
+    come with the hello.
+    """
 
     received: ClassVar[list[int]] = []
     """In the worker: those that came."""
@@ -105,7 +111,9 @@ class PassedFd:
 
 
 def send(channel: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one message, and file descriptors with it. A dead receiver is an error even where the program lets SIGPIPE kill it.
+    """Send one message, and file descriptors with it.
+
+    A dead receiver is an error even where the program lets SIGPIPE kill it.
 
     Raises:
         BrokenPipeError: The receiver is gone. Or a `ConnectionResetError`, for the same reason.
@@ -124,7 +132,9 @@ def receive(channel: socket.socket, nbytes: int, flags: int = 0, most_fds: int =
     """
     # Not `socket.recv_fds`, which drops its flags (Python 3.11).
     try:
-        data, ancillary, _, _ = channel.recvmsg(nbytes, socket.CMSG_LEN(most_fds * struct.calcsize("i")), flags | _CLOEXEC)
+        data, ancillary, _, _ = channel.recvmsg(
+            nbytes, socket.CMSG_LEN(most_fds * struct.calcsize("i")), flags | _CLOEXEC
+        )
     except ConnectionResetError:
         return b"", []
     return data, [fd for _, _, fds in ancillary for fd in memoryview(fds).cast("i")]

@@ -24,9 +24,15 @@ class RemoteError(NamedTuple):
 
     @classmethod
     def of(
-        cls, error: BaseException, inherited: BaseException | None = None, dumps: Callable[[BaseException], bytes] = pickle.dumps
+        cls,
+        error: BaseException,
+        inherited: BaseException | None = None,
+        dumps: Callable[[BaseException], bytes] = pickle.dumps,
     ) -> RemoteError:
-        """Describe ``error``, and pickle it if unpickling restores it. Leave out ``inherited``, an exception that it did not come from."""
+        """Describe ``error``, and pickle it if unpickling restores it.
+
+        Leave out ``inherited``, an exception that it did not come from.
+        """
         _drop_context(error, inherited)
         pickled = None
         with contextlib.suppress(BaseException):  # a user's __reduce__ may raise anything
@@ -71,7 +77,8 @@ class RemoteError(NamedTuple):
                     raise  # otherwise only the worker has its class, or it is a frozen dataclass, which takes no cause
         if error is None or not isinstance(error.__cause__, WorkerTraceback):
             error = SampleError(
-                f"{self.kind}: {self.message} (raised during {what} in {where}; the exception cannot be pickled, so only its text is shown)"
+                f"{self.kind}: {self.message} (raised during {what} in {where}; the exception cannot be pickled, so "
+                f"only its text is shown)"
             )
             error.__cause__ = WorkerTraceback(where, self.trace)
         if not hasattr(error, "__notes__"):

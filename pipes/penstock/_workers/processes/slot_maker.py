@@ -27,7 +27,10 @@ _ROOM = 4096  # bytes kept after the arrays of a batch for the rest of it; if th
 
 
 class WorkerSlots:
-    """The slots that this worker has made, and where the answer to the current task goes. The consumer tracks which slots are free."""
+    """The slots that this worker has made, and where the answer to the current task goes.
+
+    The consumer tracks which slots are free.
+    """
 
     def __init__(self) -> None:
         self._mapped: dict[int, memoryview] = {}
@@ -40,7 +43,9 @@ class WorkerSlots:
         self._used = 0
 
     def begin(self, place: memoryview, lent: int) -> None:
-        """Begin the next task, with its place in the area, for a small answer, and the slot that was lent for a large one."""
+        """Begin the next task, with its place in the area, for a small answer, and the slot that was lent for a large
+        one.
+        """
         self._place, self._lent = place, lent
         self._memory, self._used = None, 0
 
@@ -59,7 +64,8 @@ class WorkerSlots:
         return carved(np.frombuffer(cast("Any", self._memory), np.uint8), specs)
 
     def send(self, parcel: Parcel) -> tuple[int, int, int, int, int | None]:
-        """Write the answer: its slot (`NO_SLOT`: the place), the slot's size if it is new or 0, start, end, and a new slot's descriptor.
+        """Write the answer: its slot (`NO_SLOT`: the place), the slot's size if it is new or 0, start, end, and a new
+        slot's descriptor.
 
         Raises:
             MemoryError: It needs a new slot, and there is no memory for one.
@@ -99,7 +105,8 @@ class WorkerSlots:
             self._slot, self._memory, self._fd = self._new(nbytes)
 
     def _new(self, nbytes: int) -> tuple[int, memoryview, int]:
-        size = -(-(nbytes + nbytes // 8) // _STEP) * _STEP  # an eighth more, because the next batch may be a little larger
+        # an eighth more, because the next batch may be a little larger
+        size = -(-(nbytes + nbytes // 8) // _STEP) * _STEP
         try:
             fd = create(size)
             try:
@@ -112,8 +119,8 @@ class WorkerSlots:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise MemoryError(
-                f"no shared memory for a result of {nbytes} bytes ({error}). Keep fewer batches, prefetch less, use smaller batches or "
-                f"fewer workers, or give the machine (or its container) more memory."
+                f"no shared memory for a result of {nbytes} bytes ({error}). Keep fewer batches, prefetch less, use "
+                f"smaller batches or fewer workers, or give the machine (or its container) more memory."
             ) from error
         number, self._made = self._made, self._made + 1
         self._mapped[number] = memory

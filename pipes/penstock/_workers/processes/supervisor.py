@@ -1,4 +1,7 @@
-"""Tracks the live workers in a pool of processes: starts them, detects their deaths, and ends them. Independent of tasks."""
+"""Tracks the live workers in a pool of processes: starts them, detects their deaths, and ends them.
+
+Independent of tasks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
 
 
 _TRIES = 9
-"""Attempts to start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, up to 5 s in total."""
+"""Attempts to start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double,
+up to 5 s in total.
+"""
 
 _ALL = 2**63 - 1
 """Above the number of any task."""
@@ -63,7 +68,8 @@ class Supervisor:
         self._stopping = False
         self._launching = threading.Lock()  # held by the helper thread that starts a worker, and by `stop` for good
         self._settled = False
-        self._kept_batches = KeptBatches(places * setup.num_workers)  # each worker may have a part of every batch in work
+        # each worker may have a part of every batch in work
+        self._kept_batches = KeptBatches(places * setup.num_workers)
         self._launcher: Launcher | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `wake`
 
@@ -71,16 +77,22 @@ class Supervisor:
         """Start this many workers, or raise and start none."""
         check_not_importing()
         if multiprocessing.current_process().daemon:
-            raise RuntimeError('a daemonic process cannot start worker processes. Use method="thread" or num_workers=0 here.')
+            raise RuntimeError(
+                'a daemonic process cannot start worker processes. Use method="thread" or num_workers=0 here.'
+            )
         context: Any = (
-            multiprocessing.get_context(self._context) if self._context is None or isinstance(self._context, str) else self._context
+            multiprocessing.get_context(self._context)
+            if self._context is None or isinstance(self._context, str)
+            else self._context
         )
         method = context.get_start_method()
         self.stop(time.monotonic() + PATIENCE_S)  # what is left of a start that was interrupted
         # A new lock, because `stop` never releases the old one: a late helper thread must not find it free.
         self._stopping, self._settled, self._launching = False, False, threading.Lock()
         try:
-            self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
+            self._launcher = (
+                ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
+            )
             _supervisors.add(self)
             self._launcher.start()
             undisturbed(self._make_wake, self._launching)
@@ -121,7 +133,9 @@ class Supervisor:
         for number in range(_TRIES):
             self._serial += 1
             try:
-                with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *launcher.greeting()) as (
+                with WorkerHandle.connected(
+                    self._serial, worker, self._places, self._kept_batches, *launcher.greeting()
+                ) as (
                     handle,
                     theirs,
                 ):
@@ -138,13 +152,15 @@ class Supervisor:
             else:
                 return
         raise WorkerDied(
-            f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times. What it printed says why. "
-            f'It imports your script, so the code of the script belongs under `if __name__ == "__main__":`.'
+            f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} "
+            f"times. What it printed says why. It imports your script, so the code of the script belongs under `if "
+            f'__name__ == "__main__":`.'
         )
 
     def replace_all(self, workers: int) -> None:
         """Kill all workers, and start this many new ones."""
-        with self._launching:  # an interrupt may have ended the wait for the helper thread, which is still starting a worker
+        # an interrupt may have ended the wait for the helper thread, which is still starting a worker
+        with self._launching:
             pass
         for handle in list(self.workers.values()):
             self.remove(handle)
@@ -166,7 +182,9 @@ class Supervisor:
                 handle.close()
 
     def _forget(self, handle: WorkerHandle) -> None:
-        """Look the worker up by identity, because an interrupt at the end of `launch` may have closed its channel, which then has no number."""
+        """Look the worker up by identity, because an interrupt at the end of `launch` may have closed its channel,
+        which then has no number.
+        """
         self._counted[handle.serial] = handle.area.meter.counted(ended=True)
         for fd in [fd for fd, known in self.workers.items() if known is handle]:
             with contextlib.suppress(KeyError):  # `stop_reading`, or an interrupt, was first
@@ -231,8 +249,8 @@ class Supervisor:
     def stop(self, deadline: float) -> None:
         """End all workers: ask by end-of-file, and after a quarter of the time left, kill. Idempotent.
 
-        An interrupt may come anywhere. Every step can be repeated, and the state is cleared only when all are done, so the next call does the
-        rest.
+        An interrupt may come anywhere. Every step can be repeated, and the state is cleared only when all are done, so
+        the next call does the rest.
         """
         self._stopping = True
         if not self._settled:
@@ -270,7 +288,8 @@ class Supervisor:
             end.close()
 
 
-# A fork of this process has copies of the workers' channels and lifelines. If it kept them open, the workers would outlive this process.
+# A fork of this process has copies of the workers' channels and lifelines. If it kept them open, the workers would
+# outlive this process.
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 

@@ -6,11 +6,11 @@
                ▲                     │ the worker died: requeue
                └──── at the front ───┘
 
-A task may have an *owner*, the worker that should do it. It waits for that worker, or for its replacement; no other worker takes it. A task
-without an owner goes to any worker.
+A task may have an *owner*, the worker that should do it. It waits for that worker, or for its replacement; no other
+worker takes it. A task without an owner goes to any worker.
 
-`discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended, and its result is then ignored. So "is it
-wanted?" has one answer everywhere: ``not task.job.done``.
+`discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended, and its result is then
+ignored. So "is it wanted?" has one answer everywhere: ``not task.job.done``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class TaskTable:
         """Tasks that no worker holds."""
         if not self.owned:
             return len(self._backlog)
-        return len(self._backlog) + sum(map(len, list(self.owned.values())))  # a copy, because `statistics` asks from other threads
+        # a copy, because `statistics` asks from other threads
+        return len(self._backlog) + sum(map(len, list(self.owned.values())))
 
     def add(self, job: Job, body: bytes, owner: int | None = None) -> None:
         """Put a new task at the end of the common backlog, or of its ``owner``'s."""
@@ -100,8 +101,8 @@ class TaskTable:
         job = task.job
         if job.done:
             return
-        # `done` is set after the result. The task is removed last: if an interrupt comes in between, `restart` sees that
-        # the job is done. In the other order the job might never end.
+        # `done` is set after the result. The task is removed last: if an interrupt comes in between, `restart` sees
+        # that the job is done. In the other order the job might never end.
         job.value, job.error = value, error
         job.done = True
         self._wanted.pop(task.number, None)  # a signal handler may have closed the pool since
@@ -114,7 +115,9 @@ class TaskTable:
         return again
 
     def requeue(self, tasks: Iterable[PendingTask]) -> None:
-        """Put the tasks of a dead worker, oldest first, back at the front of the backlog, because they have waited longest."""
+        """Put the tasks of a dead worker, oldest first, back at the front of the backlog, because they have waited
+        longest.
+        """
         # From the youngest to the oldest, each to the front, so that the oldest ends up first.
         for task in reversed([task for task in tasks if not task.job.done]):
             self._queue(task.owner).appendleft(task)

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 class Transaction:
     """Wraps every change to objects that must agree with each other: ``with transaction.begin(rollback): ...``.
 
-    Ctrl-C, or a signal handler that raises, may come between any two lines, and the user's loop may catch it and continue. An interrupted change
-    is rolled back before the next change begins, or before the state is read (`settle`). An interrupted rollback is repeated.
+    Ctrl-C, or a signal handler that raises, may come between any two lines, and the user's loop may catch it and
+    continue. An interrupted change is rolled back before the next change begins, or before the state is read
+    (`settle`). An interrupted rollback is repeated.
 
-    ``rollback`` is passed in each time and not stored: it belongs to the object that holds this one, and that reference cycle would keep the
-    user's dataset alive until the next garbage collection.
+    ``rollback`` is passed in each time and not stored: it belongs to the object that holds this one, and that reference
+    cycle would keep the user's dataset alive until the next garbage collection.
     """
 
     __slots__ = ("_inconsistent",)
@@ -33,8 +34,8 @@ class Transaction:
     def begin(self, rollback: Callable[[], None]) -> Transaction:
         """Begin a change, once the last one is settled."""
         self.settle(rollback)
-        # Set here and not in `__enter__`: an interrupt between the two would skip `__exit__`, and the mark must be there by then. It stays until the
-        # with statement ends well.
+        # Set here and not in `__enter__`: an interrupt between the two would skip `__exit__`, and the mark must be
+        # there by then. It stays until the with statement ends well.
         self._inconsistent = True
         return self
 

@@ -1,4 +1,6 @@
-"""The pool's side of one worker process: its channel, the tasks it holds, and the memory that it shares with the consumer."""
+"""The pool's side of one worker process: its channel, the tasks it holds, and the memory that it shares with the
+consumer.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class WorkerHandle:
     def connected(
         cls, serial: int, worker: int, places: int, kept_batches: KeptBatches, setup_bytes: int, setup_fds: list[int]
     ) -> Iterator[tuple[WorkerHandle, socket.socket]]:
-        """A handle with the hello sent to its channel, and the worker's end of that channel, which the body passes to the worker it starts."""
+        """A handle with the hello sent to its channel, and the worker's end of that channel, which the body passes to
+        the worker it starts.
+        """
         nbytes = Area.size(places)
         with contextlib.ExitStack() as passing, contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair()
@@ -93,7 +97,8 @@ class WorkerHandle:
             handle = cls(serial, worker, ours, area, SlotTable(kept_batches), lifeline, list(range(places)))
             send(ours, HELLO.pack(nbytes, setup_bytes), [memory, end, *setup_fds])
             yield handle, theirs
-            # Not before: after an error or an interrupt in the body, our ends close, and a worker that was started ends.
+            # Not before: after an error or an interrupt in the body, our ends close, and a worker that was started
+            # ends.
             undo.pop_all()
 
     @property
@@ -146,10 +151,11 @@ class WorkerHandle:
         """Send all unsent messages at once; never blocks."""
         if not self._unsent:
             return
-        # Cleared before sending, because a task sent twice would be done and answered twice. If Ctrl-C comes in between,
-        # it is not sent at all, and the rollback replaces the worker.
+        # Cleared before sending, because a task sent twice would be done and answered twice. If Ctrl-C comes in
+        # between, it is not sent at all, and the rollback replaces the worker.
         message, self._unsent = self._unsent, b""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and its death brings the tasks back
+        # it is dead, and its death brings the tasks back
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send(self.channel, message, fds or ())
 
     def answers(self) -> list[Answer]:
@@ -171,7 +177,10 @@ class WorkerHandle:
         return answers
 
     def _map(self, slot: int, fds: list[int], size: int) -> OSError | None:
-        """Map a slot that the worker has made. Where that fails, the worker is told to drop it, and the error is returned."""
+        """Map a slot that the worker has made.
+
+        Where that fails, the worker is told to drop it, and the error is returned.
+        """
         memory, trouble = None, None
         if fds:
             try:
@@ -181,7 +190,8 @@ class WorkerHandle:
         else:  # the kernel drops descriptors that find no room
             trouble = OSError(
                 errno.EMFILE,
-                "too many open files in this process, so no result can be received. Close some, or raise the limit (ulimit -n)",
+                "too many open files in this process, so no result can be received. Close some, or raise the limit "
+                "(ulimit -n)",
             )
         self.slots.add(slot, memory)
         return trouble
@@ -196,9 +206,9 @@ class WorkerHandle:
         task, (place, lent) = self.held.popleft(), self._lent.popleft()
         assert task.number == answer.number, "a worker answers in the order in which it was asked"
         self._places.append(place)
-        # It used a different slot, because the lent one was too small, or none, because it needed none. The lent slot is
-        # then free again, and worth keeping only in the second case: when every returned slot was kept, memory filled up
-        # with slots too small for any result.
+        # It used a different slot, because the lent one was too small, or none, because it needed none. The lent slot
+        # is then free again, and worth keeping only in the second case: when every returned slot was kept, memory
+        # filled up with slots too small for any result.
         if answer.slot != lent:
             self.slots.give_back(lent, useful=answer.slot == NO_SLOT)
         if answer.trouble is not None:
@@ -211,7 +221,9 @@ class WorkerHandle:
         except BaseException as error:
             if not is_own_error(error):
                 raise
-            lost = SampleError(f"{named(task.job)}: the result could not be rebuilt here: {type(error).__name__}: {error}")
+            lost = SampleError(
+                f"{named(task.job)}: the result could not be rebuilt here: {type(error).__name__}: {error}"
+            )
             lost.__cause__ = error
             return task, None, lost
         if answer.status == VALUE:
@@ -225,7 +237,9 @@ class WorkerHandle:
         return partial(RemoteError(*self.value(0, answer)).rebuilt, self.where, "starting the worker")
 
     def value(self, place: int, answer: Answer) -> Any:
-        """The content of the answer, as a view of its slot, or of a copy of its place, which the next task overwrites."""
+        """The content of the answer, as a view of its slot, or of a copy of its place, which the next task
+        overwrites.
+        """
         with neutral_modes():
             if answer.slot != NO_SLOT:
                 return unpack(self.slots.view(answer.slot), answer.start)

@@ -1,12 +1,13 @@
 """A worker process: its loop, and how it begins and ends.
 
-A worker talks to the consumer over a socket pair of its own, and shares an `Area` with it, which has the tasks, the small answers and the
-row being loaded. Large answers are in slots (`slot_maker`). Nothing is shared that a killed process could hold: no lock, no queue.
+A worker talks to the consumer over a socket pair of its own, and shares an `Area` with it, which has the tasks, the
+small answers and the row being loaded. Large answers are in slots (`slot_maker`). Nothing is shared that a killed
+process could hold: no lock, no queue.
 
-How a worker ends. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by its *lifeline*, a
-pipe on which nothing is ever sent, and whose other end only the consumer's process holds. When that end closes, because of `shutdown` or
-because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG`` would not work: it fires when the thread that forked ends,
-and does not reach grandchildren.)
+How a worker ends. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by
+its *lifeline*, a pipe on which nothing is ever sent, and whose other end only the consumer's process holds. When that
+end closes, because of `shutdown` or because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG``
+would not work: it fires when the thread that forked ends, and does not reach grandchildren.)
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
     except (BrokenPipeError, ConnectionResetError):  # the consumer has gone
         return
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # user code left too many open; a new worker does the task again
+        # user code left too many open; a new worker does the task again
+        if error.errno in (errno.EMFILE, errno.ENFILE):
             os._exit(NO_DESCRIPTORS)
         raise
 
@@ -130,8 +132,8 @@ def parcel_of(value: Any, where: str) -> Parcel:
     except BaseException as error:  # a user's __reduce__ may raise anything
         kind = type(value)
         raise SampleError(
-            f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {where}: {type(error).__name__}: "
-            f'{error}. Return tensors, arrays or plain Python objects, or use method="thread".'
+            f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {where}: "
+            f'{type(error).__name__}: {error}. Return tensors, arrays or plain Python objects, or use method="thread".'
         ) from error
 
 
@@ -152,9 +154,8 @@ class _Server:
         self._looked = 0, active_ns(), thread_time_ns()
         self._done = 0  # when the task's value was there
         measuring.set(area.meter)
-        self._inherited = sys.exc_info()[
-            1
-        ]  # what the consumer was handling when it forked; Python takes it for the context of every error here
+        # what the consumer was handling when it forked; Python takes it for the context of every error here
+        self._inherited = sys.exc_info()[1]
 
     def serve(self, work: Work) -> None:
         """Answer tasks, in the order in which they arrive, until end-of-file."""
@@ -206,7 +207,8 @@ class _Server:
             value = work(task, self._area.row, self._slots.allocate)
         except BaseException as error:  # from user code, SystemExit and the like are errors too
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                os._exit(NO_DESCRIPTORS)  # this closes the files that user code left open; a new worker does the task again
+                # this closes the files that user code left open; a new worker does the task again
+                os._exit(NO_DESCRIPTORS)
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
             return ERROR, self._failure(error)
@@ -243,12 +245,14 @@ class _Server:
 
 
 def _let_the_consumer_run(*, mostly_waits: bool) -> bool:
-    """Tell Linux's scheduler that this process must not take the consumer's core when a task wakes it, unless its tasks mostly wait for something else.
+    """Tell Linux's scheduler that this process must not take the consumer's core when a task wakes it, unless its tasks
+    mostly wait for something else.
 
-    Without it, on 2 cores, each of the tasks that a training loop sent now and then cost that loop 1 to 2 ms: the worker woke up on the loop's
-    core and did the task there. The demo's training loop waited 0.24 ms for a batch on average, and 0.10 with it. A worker that wakes up after each read of a
-    disk or a network, however, then waits for a free core each time: on a busy machine, samples that sleep 1 ms came 0.4 times as fast as without it.
-    Returns whether the policy was changed.
+    Without it, on 2 cores, each of the tasks that a training loop sent now and then cost that loop 1 to 2 ms: the
+    worker woke up on the loop's core and did the task there. The demo's training loop waited 0.24 ms for a batch on
+    average, and 0.10 with it. A worker that wakes up after each read of a disk or a network, however, then waits for a
+    free core each time: on a busy machine, samples that sleep 1 ms came 0.4 times as fast as without it. Returns
+    whether the policy was changed.
     """
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or forbidden
         before, after = (os.SCHED_BATCH, os.SCHED_OTHER) if mostly_waits else (os.SCHED_OTHER, os.SCHED_BATCH)
@@ -269,7 +273,9 @@ def _end_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, AttributeError, OSError):  # not Linux
-        end = threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), name="penstock-lifeline", daemon=True)
+        end = threading.Thread(
+            target=lambda: (os.read(lifeline, 1), os._exit(1)), name="penstock-lifeline", daemon=True
+        )
         end.start()
         return
     poller = select.poll()

@@ -1,7 +1,7 @@
 """The zygote: a process that forks workers.
 
-It is forked from the consumer's process once, at the start, with the work in it. It has one thread and runs no user code. So even a
-replacement is forked from a process that holds no lock, and sees the dataset as it was.
+It is forked from the consumer's process once, at the start, with the work in it. It has one thread and runs no user
+code. So even a replacement is forked from a process that holds no lock, and sees the dataset as it was.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
     open_for_orders = True
     while open_for_orders or children:
         for fd, _ in poller.poll():
-            if fd != control.fileno():  # a worker has died; its report is sent after it was reaped, so its pid is free by then
+            # a worker has died; its report is sent after it was reaped, so its pid is free by then
+            if fd != control.fileno():
                 serial, ended = children.pop(fd)
                 poller.unregister(fd)
                 _report(control, serial, ENDED, ended.reap())
@@ -60,7 +61,12 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
 
 
 def _fork_worker(
-    control: socket.socket, message: bytes, channel_fd: int, setup: Setup, children: dict[int, tuple[int, Watched]], poller: select.poll
+    control: socket.socket,
+    message: bytes,
+    channel_fd: int,
+    setup: Setup,
+    children: dict[int, tuple[int, Watched]],
+    poller: select.poll,
 ) -> None:
     serial, worker = ORDER.unpack(message)
     channel = socket.socket(fileno=channel_fd)
@@ -73,7 +79,8 @@ def _fork_worker(
         _report(control, serial, NOT_BORN, error.errno or 0)
         return
     finally:
-        channel.close()  # with a copy of the worker's end open here, its death would not be end-of-file for the consumer
+        # with a copy of the worker's end open here, its death would not be end-of-file for the consumer
+        channel.close()
     watched = Watched(process)
     children[watched.fd] = (serial, watched)
     poller.register(watched.fd, select.POLLIN)
@@ -116,8 +123,8 @@ class ByZygote:
 
     def _fork(self) -> tuple[int, int]:
         # Signals are held from before the fork until this process knows the pid, and in the child until it has dropped
-        # the program's handlers. Otherwise a handler that raises here leaks a process, later a zombie, and a handler that
-        # raises in the child ends the child.
+        # the program's handlers. Otherwise a handler that raises here leaks a process, later a zombie, and a handler
+        # that raises in the child ends the child.
         self._control, theirs = socket.socketpair()
         with theirs, signals_held():
             self._pid = fork(self._pids)
@@ -142,7 +149,8 @@ class ByZygote:
         except (BrokenPipeError, ConnectionResetError):
             raise self._lost() from None
         while True:
-            # Deaths that were reported before the answer came. The poller will not show them again, so they are kept for `deaths`.
+            # Deaths that were reported before the answer came. The poller will not show them again, so they are kept
+            # for `deaths`.
             which, what, value = self._reported(0)
             if what == ENDED:
                 self.missed_deaths.append((which, value))
@@ -166,8 +174,8 @@ class ByZygote:
         if not self._pids:  # there is no zygote yet, or no longer
             self._reap()
             return True
-        # Only our half: the zygote takes no more orders, but continues to report until it ends after its last worker. Its end-of-file
-        # means that all have ended.
+        # Only our half: the zygote takes no more orders, but continues to report until it ends after its last worker.
+        # Its end-of-file means that all have ended.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         poller = select.poll()
