@@ -337,11 +337,12 @@ def test_an_epoch_may_be_assigned():
 
 def test_the_usual_loop_loads_every_sample_once():
     """The calls ask for what comes anyway. Seen to fail: what was loaded ahead was dropped at each call."""
-    loaded = []
+    loaded, ahead = [], [threading.Event() for _ in range(5)]
 
     class Counted(Tagged):
         def __getitem__(self, index):
             loaded.append(value := super().__getitem__(index))
+            ahead[value // 1000].set()
             return value
 
     sampler = Epochs()
@@ -351,6 +352,7 @@ def test_the_usual_loop_loads_every_sample_once():
         for epoch in range(4):
             sampler.set_epoch(epoch)
             values(loader)
+            assert ahead[epoch + 1].wait(60)  # so that there is something to drop
     assert len(loaded) == len({*loaded})
 
 
