@@ -352,7 +352,7 @@ def test_the_usual_loop_loads_every_sample_once():
         for epoch in range(4):
             sampler.set_epoch(epoch)
             values(loader)
-            assert ahead[epoch + 1].wait(60)  # so that there is something to drop
+            assert ahead[epoch + 1].wait(30)  # so that there is something to drop
     assert len(loaded) == len({*loaded})
 
 
