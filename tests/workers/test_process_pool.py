@@ -468,7 +468,7 @@ def test_a_consumer_without_descriptors_is_told_so_and_goes_on(pools: Any) -> No
         ("fork", exit_hard, "exit code 3"),
         ("fork", segfault, "SIGSEGV"),
         ("forkserver", segfault, "SIGSEGV"),
-        pytest.param("spawn", exit_hard, "exit code 3", marks=pytest.mark.soak),
+        ("spawn", exit_hard, "exit code 3"),
     ],
 )
 def test_a_worker_that_dies_in_a_task_is_replaced(
