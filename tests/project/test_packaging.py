@@ -73,9 +73,8 @@ def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) ->
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (wheel,) = distributions.glob("*.whl")
-    assert (
-        wheel.stat().st_size < 700_000
-    )  # comments and docstrings are a third of it; lines of 120 columns take 7 KB more than of 140
+    # Comments and docstrings are a third of it; lines of 120 columns take 7 KB more than of 140.
+    assert wheel.stat().st_size < 700_000
 
 
 def test_nobody_is_sent_to_the_other_project() -> None:

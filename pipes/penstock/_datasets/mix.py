@@ -133,12 +133,10 @@ class Mix(Shown, ConcatDataset[Any]):
     @property
     def source_lengths(self) -> dict[str, int] | None:
         """See `DatasetLike`; None with streams."""
-        return (
-            None
-            if self._streams
-            # all have a length
-            else dict(zip(self.names, map(len, self.datasets), strict=True))  # type: ignore[arg-type]
-        )
+        if self._streams:
+            return None
+        datasets: list[Any] = self.datasets  # all have a length
+        return dict(zip(self.names, map(len, datasets), strict=True))
 
     @property
     def only_concatenates(self) -> bool:

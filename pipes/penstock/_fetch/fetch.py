@@ -147,11 +147,9 @@ class Fetch(Shown):
 
     def convert(self, one: Any) -> Any:
         """A single sample, for loading without batches."""
-        return (
-            default_convert(one)  # type: ignore[no-untyped-call]
-            if self.collate_fn is None
-            else self.collate_fn(one)
-        )
+        if self.collate_fn is not None:
+            return self.collate_fn(one)
+        return default_convert(one)  # type: ignore[no-untyped-call]
 
     def settings(self) -> dict[str, Any]:
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""

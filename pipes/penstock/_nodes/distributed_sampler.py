@@ -87,10 +87,9 @@ def _walks_as(sampler: Any, kind: type) -> bool:
     """Whether it yields what torch's own ``kind`` would. torchdata's subclasses do, because they only count what they
     have yielded.
     """
-    stateful = type(sampler).__module__ == "torchdata.stateful_dataloader.sampler"
-    return isinstance(sampler, kind) and (
-        stateful or type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
-    )
+    used: Any = type(sampler)
+    stateful = used.__module__ == "torchdata.stateful_dataloader.sampler"
+    return isinstance(sampler, kind) and (stateful or used.__iter__ is kind.__iter__)  # type: ignore[attr-defined]
 
 
 def refuse_sharded(sampler: Any) -> None:

@@ -261,9 +261,8 @@ class IterableSource(FirstNode[Indices]):
 
     def check(self, state: Any) -> None:
         said = {"after": object} if isinstance(state, dict) and "after" in state else {}
-        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object, **said})[
-            self._reader.KEY
-        ]
+        key = self._reader.KEY
+        inner = fields(state, epoch=int, position=int, ended=bool, **{key: object, **said})[key]
         if inner is not None and not isinstance(inner, dict):
             raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, not {inner!r:.80}.")
         decoded(inner)

@@ -325,9 +325,8 @@ class Sharder(IndexNode[T]):
             read, behind = source.read(place, n * world_size)
             whole = len(read) // world_size * world_size
             items: Sequence[T] = read[rank % apart : whole : apart]
-            rest: Sequence[T] = read[whole + rank :: world_size][
-                : share(len(read) - whole, rank, world_size, self.tail)
-            ]
+            own = share(len(read) - whole, rank, world_size, self.tail)
+            rest: Sequence[T] = read[whole + rank :: world_size][:own]
         else:
             rounds = min(n, left // world_size)
             items, behind = source.read(place, rounds * few, apart, rank % apart)
