@@ -325,16 +325,17 @@ def main(arguments: list[str]) -> int:
     # every test would import them, and torch; so the forks have them already
     for name in ("torchdata.nodes", "pytest", "psutil"):
         importlib.import_module(name)
-    alive = 0
+    alive: list[str] = []
     with tempfile.TemporaryDirectory(prefix="penstock-mutation-") as folder:
         sound = copied(Path(folder))
         bad = failing(sound, sorted({one.test for one in faults}))
         for fault in faults:
             began = time.monotonic()
             what, why = ("BROKEN", bad[fault.test]) if fault.test in bad else verdict(fault, sound)
-            alive += what != "killed"
-            print(f"{what:9} {time.monotonic() - began:5.1f} s  {fault}\n{'':18}{why[:150]}", flush=True)
-    print(f"{len(faults) - alive} of {len(faults)} killed")
+            said = f"{what:9} {time.monotonic() - began:5.1f} s  {fault}\n{'':18}{why[:150]}"
+            alive += [said] if what != "killed" else []
+            print(said, flush=True)
+    print(f"{len(faults) - len(alive)} of {len(faults)} killed", *alive, sep="\n")  # those last, where a log is cut
     return 1 if alive or not faults else 0
 
 
