@@ -5,6 +5,7 @@ cache folder.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 
@@ -59,6 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
             return bench(*words, sys.stdout, sys.stderr)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's exit would write there once more
+        return 1
     parser.print_help(sys.stderr)
     return 2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -276,9 +278,11 @@ def test_a_ledger_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, out, _ = shown(file, capsys)
     assert code == 0
     assert (
-        "It is of a Ledger: 9 open, which are served first, and 1 indices retired.\nIt resumes in epoch 0, after 10 of "
-        "100"
+        "It is of a Ledger, for one rank: 9 open, which are served first, and 1 indices retired.\n"
+        "It resumes in epoch 0, after 10 of 100"
     ) in out
+    # seen to fail: "on any number of ranks, with any number of workers and any batch size"
+    assert "loads on one rank, with any number of workers, and without a Batcher (batch_size=None), as it was" in out
     file.write_text(json.dumps({"data": {"penstock.ledger": "{}"}}))
     code, _, err = shown(file, capsys)
     assert code == 1
@@ -295,3 +299,16 @@ def test_batches_by_key_keep_their_size(tmp_path: Path, capsys: pytest.CaptureFi
         in out
     )
     assert "It loads on any number of ranks, with any number of workers, at this batch size." in out
+
+
+def test_a_reader_that_has_read_enough_ends_it(tmp_path: Path) -> None:
+    """As ``| head`` does. Seen to fail: a traceback."""
+    file = tmp_path / "many.json"
+    file.write_text(json.dumps([state_after(1)] * 400))  # more than a pipe holds
+    command = [sys.executable, "-m", "penstock", "state", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert (running.stderr.read(), running.wait()) == (b"", 1)

@@ -45,14 +45,14 @@ def show(path: str, key: str | None, out: TextIO, err: TextIO) -> int:
         try:
             of, opened, retired = ledger.parts(state)
             more = [
-                f"It is of a Ledger: {len(opened):,} open, which are served first, and {len(retired):,} indices "
-                f"retired."
+                f"It is of a Ledger, for one rank: {len(opened):,} open, which are served first, and {len(retired):,} "
+                f"indices retired."
             ] * (of is not state)
             whole = parsed(of)
             print(
                 where,
                 *more,
-                *_sentences(whole["settings"], whole["state"]),
+                *_sentences(whole["settings"], whole["state"], one_rank=of is not state),
                 json.dumps(whole, indent=2),
                 sep="\n",
                 file=out,
@@ -146,12 +146,12 @@ def _add(state: dict[str, Any], ranges: list[tuple[int, int]]) -> None:
     state[KEY] = json.dumps(skipping(parsed(state), ranges))
 
 
-def _sentences(settings: dict[str, Any], state: Any) -> tuple[str, str, str]:
+def _sentences(settings: dict[str, Any], state: Any, *, one_rank: bool) -> tuple[str, str, str]:
     at: dict[str, Any] = {}
     while isinstance(state, dict):  # from the outermost node to the source, which has the position
         at |= state
         state = state.get("source")
-    return _where(settings, at), _needs(settings), _ranks(settings, at)
+    return _where(settings, at), _needs(settings), _ranks(settings, at, one_rank)
 
 
 def _where(settings: dict[str, Any], at: dict[str, Any]) -> str:
@@ -180,12 +180,16 @@ def _needs(settings: dict[str, Any]) -> str:
     )
 
 
-def _ranks(settings: dict[str, Any], at: dict[str, Any]) -> str:
+def _ranks(settings: dict[str, Any], at: dict[str, Any], one_rank: bool) -> str:
     if "slot" in at:
         return "It loads on one rank, with any number of workers."
     if "world_size" not in at:
-        return "It loads on any number of ranks, with any number of workers" + (
-            ", at this batch size." if "batch_size" in settings else " and any batch size."
+        return f"It loads on {'one rank' if one_rank else 'any number of ranks'}, with any number of workers" + (
+            ", at this batch size."
+            if "batch_size" in settings
+            else " and any batch size."
+            if "batches_of" in settings
+            else ", and without a Batcher (batch_size=None), as it was saved."
         )
     ranks = f"{_said(at['world_size'])} ranks"
     return f"It loads only as rank {_said(at['rank'])} of {ranks}." if "rank" in at else f"It loads only on {ranks}."

@@ -132,7 +132,9 @@ class Fetch(Shown):
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = anywhere) -> Any:
         """The batch of ``samples``."""
-        return self._collator(samples, allocate) if self.collate_fn is None else self._into(allocate)(samples)
+        if (collate_fn := self.collate_fn) is None:
+            return self._collator(samples, allocate)
+        return collate_fn(samples) if type(collate_fn) is not Padded else collate_fn(samples, allocate=allocate)
 
     def _into(self, allocate: Allocate) -> Callable[[Any], Any]:
         """The user's ``collate_fn``, or ours, which writes its batch into memory from ``allocate``."""

@@ -20,7 +20,7 @@ from penstock._fetch.sample import RowIn, SampleCursor, current
 from penstock._fetch.task import Loaded, Part, Task
 from penstock._fetch.torch_collate import has_registered
 from penstock._memory.allocation import anywhere
-from penstock._memory.modes import neutral_modes
+from penstock._memory.modes import in_neutral_modes
 from penstock._workers.meter import now
 from penstock._workers.pool import IDLE
 
@@ -70,6 +70,7 @@ class FetchTask(Task):
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
         self.epoch_aware = fetch.facts.epoch_aware
 
+    @in_neutral_modes
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator.
 
@@ -81,8 +82,7 @@ class FetchTask(Task):
             return super().inline(task, allocate)
         meter.plain -= 1
         self.generators.quiet -= 1
-        with neutral_modes():
-            return self._seeding.run(lambda: self._batch(task, allocate), of_many=True, kept=True)
+        return self._seeding.run(partial(self._batch, task, allocate), of_many=True, kept=True)
 
     @property
     def parts_that_may_draw(self) -> str:

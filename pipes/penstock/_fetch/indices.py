@@ -43,7 +43,8 @@ class Indices(Shown, Sequence[Any]):
 
     def plain(self) -> Any:
         """The values without their address, as passed to a user's function: one value, or a list."""
-        return self.values.tolist() if self.is_batch and isinstance(self.values, np.ndarray) else self.values
+        values, positions = self.values, self.positions
+        return values.tolist() if isinstance(values, np.ndarray) and isinstance(positions, np.ndarray) else values
 
     def __len__(self) -> int:
         try:

@@ -15,7 +15,7 @@ from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import anywhere
-from penstock._memory.modes import neutral_modes
+from penstock._memory.modes import in_neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
 from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
@@ -97,14 +97,14 @@ class Task:
             if meter is not None:
                 self._measured(meter, task.indices if isinstance(task, Part | Loaded) else task)
 
+    @in_neutral_modes
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Do the task in the caller's thread, and leave its global generators unchanged.
 
         User code runs with the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is
         called under ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
         """
-        with neutral_modes():
-            return self(task, [IDLE], allocate, inline=True)
+        return self(task, [IDLE], allocate, inline=True)
 
     def tell(self, epoch: int, *, inline: bool) -> None:
         """Tell the `epoch_aware` datasets that samples of ``epoch`` come next."""

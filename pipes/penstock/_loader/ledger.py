@@ -340,9 +340,9 @@ class Ledger(Shown, Generic[T]):
 
     @property
     def open(self) -> tuple[Address, ...]:
-        """What is open, the oldest first."""
+        """What is open, the oldest first. After a load, `Loader.locate` finds the indices of one not served since."""
         with self._lock:
-            return tuple(self._open)
+            return tuple(Address(at.epoch, at.position, indices) for at, (_, indices) in self._open.items())
 
     def _settle(self, at: Address, how: str) -> None:
         with self._lock:

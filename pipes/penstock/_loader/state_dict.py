@@ -162,6 +162,7 @@ _REMEDIES: Final = {
         " (of one rank; with Buckets keep it, whatever the number of ranks, because it is part of the plan of the "
         "epoch)"
     ),
+    "batches_of": " (with a batch_size a loader makes batches of samples; with batch_size=None it gives them singly)",
     "held": " (a step holds this; its settings() may say what counts instead)",
     "skip": (
         " (of the ranges to skip, those that begin before the state: what was delivered cannot be skipped, and what "

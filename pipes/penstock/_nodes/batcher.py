@@ -102,7 +102,7 @@ class Batcher(IndexNode[Any]):
             items, place = source.read(place, size)
             if self.ramp is not None:
                 self._say_moved(following, place)
-            if len(items) < size and (self.drop_last or not len(items)):
+            if (came := len(items)) < size and (self.drop_last or not came):
                 break
             if self.drop_last:
                 place = self._without_rest(place)

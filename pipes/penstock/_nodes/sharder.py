@@ -85,6 +85,7 @@ class Sharder(IndexNode[T]):
         if split not in ("items", "within"):
             raise ValueError(f"split={split!r} must be 'items' or 'within'.")
         self._ranks = Ranks(rank, world_size, mesh)
+        self.check_group = self._ranks.check_group
         node = as_node(source)
         own = index_of(node).facts.sharded_by == "own"
         if split == "within" and own:
@@ -221,10 +222,6 @@ class Sharder(IndexNode[T]):
         Changes nothing by itself.
         """
         self._ranks.forget()
-
-    def check_group(self) -> None:
-        """See `Ranks.check_group`."""
-        self._ranks.check_group()
 
     def _owned(self, place: State) -> State:
         """``place`` with its owner (world size and rank), if it has one."""
