@@ -1,7 +1,7 @@
 """For Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an
 epoch.
 
-python accelerate_loop.py        # needs: pip install 'torch-penstock[accelerate]'
+python accelerate_loop.py        # needs: pip install '.[accelerate]'
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ torchrun --nproc-per-node=2 finetune_chat.py --folder run --resume          # on
 python finetune_chat.py --folder run --trainer                              # the same rows, by the Hugging Face Trainer
 
 The model and the tokenizer are made here; a real run takes both from `from_pretrained`. It needs: pip install
-'torch-penstock[transformers]'
+'.[transformers]'
 """
 
 from __future__ import annotations

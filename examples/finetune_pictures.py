@@ -5,7 +5,7 @@ python finetune_pictures.py --folder run                                     # t
 torchrun --nproc-per-node=2 finetune_pictures.py --folder run --resume       # on any number of ranks
 
 The chats are random, and the model is tiny: put your processor in place of `Chats`. It needs: pip install
-'torch-penstock[transformers]'
+'.[transformers]'
 """
 
 from __future__ import annotations

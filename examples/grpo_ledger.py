@@ -7,7 +7,7 @@ torchrun --nproc-per-node=2 grpo_ledger.py --folder run --resume      # on any n
 
 TRL's AsyncGRPOTrainer trains, if TRL is installed; otherwise, or with --plain, a short loop does. Threads of the first
 rank take prompts from the ledger and generate. The tokenizer and the model are tiny, and made here. It needs: pip
-install "torch-penstock[transformers]"; and for TRL: pip install "trl>=1.16"
+install ".[transformers]"; and for TRL: pip install "trl>=1.16"
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """For the Hugging Face Trainer: one mixin, and every checkpoint of the Trainer resumes at the exact batch.
 
-python hf_trainer.py        # needs: pip install 'torch-penstock[transformers]'
+python hf_trainer.py        # needs: pip install '.[transformers]'
 """
 
 from __future__ import annotations

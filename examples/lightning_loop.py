@@ -1,6 +1,6 @@
 """For Lightning: one callback, and every checkpoint of the Trainer resumes at the exact batch.
 
-python lightning_loop.py        # needs: pip install 'torch-penstock[lightning]'
+python lightning_loop.py        # needs: pip install '.[lightning]'
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """For language models: nanochat's data, texts in Parquet, tokenised and packed into full rows for several ranks; killed
 at any point, the run resumes bit for bit.
 
-python port_nanochat.py                                        # needs: pip install 'torch-penstock[formats]' tokenizers
+python port_nanochat.py                                        # needs: pip install '.[formats]' tokenizers
 torchrun --nproc-per-node=2 port_nanochat.py --resume          # continues from the last checkpoint, if there is one
 
 As there (https://github.com/karpathy/nanochat, nanochat/dataloader.py): a row begins with a beginning of a text, texts

@@ -1,7 +1,7 @@
 """For Ray Train: two workers train and stop in mid-epoch, and three resume from the checkpoint; each sample is seen
 once.
 
-pip install "torch-penstock[ray]" "ray[train]"
+pip install ".[ray]" "ray[train]"
 python examples/ray_train.py
 """
 

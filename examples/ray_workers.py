@@ -1,7 +1,7 @@
 """For training hosts with too few CPUs: the workers of a loader run on the nodes of a Ray cluster, and deliver the same
 batches as without them.
 
-pip install "torch-penstock[ray]"
+pip install ".[ray]"
 python examples/ray_workers.py            # starts Ray on this machine, or joins the cluster that RAY_ADDRESS names
 """
 

@@ -2,7 +2,7 @@
 into full rows.
 
     python language_model.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]
-    # needs: pip install 'torch-penstock[formats]' tokenizers
+    # needs: pip install '.[formats]' tokenizers
 
 ``--nanochat`` is a checkout of https://github.com/karpathy/nanochat; without it, that row is left out. The texts are
 the sources of Python's standard library, cut to lengths that are lognormal, with a median of 2 KB; the tokenizer is

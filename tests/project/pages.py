@@ -58,7 +58,7 @@ def clean() -> dict[str, str]:
 def wanted(page: Path, wheel: Path) -> list[str]:
     """What a page says to install."""
     words = [word for line in re.findall(r"`pip install ([^`]+)`", page.read_text()) for word in shlex.split(line)]
-    return [re.sub(r"^torch-penstock(\[|$)", rf"{wheel}\1", word) for word in words if word != "."]
+    return [re.sub(r"^\.\[", f"{wheel}[", word) for word in words if word != "."]
 
 
 def main() -> None:

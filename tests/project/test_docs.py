@@ -242,7 +242,8 @@ def brought(page: Path) -> set[str]:
     install."""
     has = {Requirement(line).name for line in PYPROJECT["dependencies"]} | {"penstock"} | written(page)
     for line in re.findall(r"`pip install ([^`]+)`", page.read_text()):
-        needs = [Requirement(word) for word in shlex.split(line) if word != "."]
+        words = (f"torch-penstock{word[1:]}" if word.startswith(".[") else word for word in shlex.split(line))
+        needs = [Requirement(word) for word in words if word != "."]
         has |= {need.name for need in needs} | {
             name for need in needs for extra in need.extras for name in EXTRAS[extra]
         }

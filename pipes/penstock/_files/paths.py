@@ -322,14 +322,13 @@ def checksum(said: Any) -> str:
     return _arguments.checksum(json.dumps(said).encode())
 
 
-def extra(module: str, why: str, install: str | None = None) -> Any:
+def extra(module: str, why: str, package: str | None = None) -> Any:
     """Import an optional package.
 
     Args:
         module: The module to import.
         why: The feature that needs it.
-        install: The package's name and how to install it; needed if it is not in the extra ``formats`` under the name
-            of its module.
+        package: What to install; default: what has the name of the module.
 
     Raises:
         ImportError: It is not installed; the message starts with ``why``.
@@ -337,5 +336,5 @@ def extra(module: str, why: str, install: str | None = None) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        package = install or f"{module.partition('.')[0]}: pip install 'torch-penstock[formats]'"
-        raise ImportError(f"{why} needs the package {package}", name=module) from exc
+        package = package or module.partition(".")[0]
+        raise ImportError(f"{why} needs the package {package}: pip install '{package}'", name=module) from exc

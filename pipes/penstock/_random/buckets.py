@@ -53,7 +53,7 @@ class Buckets(Shown):
 
     What is repeated or left out, and keys that do not come at all, are logged before the first batch. A state loads on
     any number of ranks: what is left of the block then fills rounds of the new size, and with ``"carry"`` each sample
-    of the epoch still comes once.
+    of the epoch still comes once, unless fewer of a key are left than there are ranks now.
 
     Args:
         lengths: The length of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If

@@ -44,7 +44,7 @@ def connected() -> Any:
     try:
         import ray
     except ImportError:
-        raise ImportError('method="ray" needs Ray: pip install "torch-penstock[ray]"') from None
+        raise ImportError('method="ray" needs Ray: pip install ray') from None
     if not ray.is_initialized():
         ray.init()
     return ray

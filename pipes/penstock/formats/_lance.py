@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _WHO: Final = "penstock.formats.lance"
-_INSTALL: Final = "pylance: pip install 'torch-penstock[lance]'"
 
 
 def lance(
@@ -58,7 +57,7 @@ def lance(
         RuntimeError: On loading: in a worker that was forked.
         ImportError: pylance is not installed.
     """
-    extra("lance", _WHO, _INSTALL)
+    extra("lance", _WHO, "pylance")
     path = os.fspath(uri) if is_remote(os.fspath(uri)) else os.path.abspath(os.fspath(uri))
     options = None if storage_options is None else dict(storage_options)
     data = _opened(path, version, options)
@@ -181,7 +180,7 @@ def _check_process(uri: str) -> None:
 
 def _opened(uri: str, version: int | str | None, storage_options: dict[str, Any] | None) -> Any:
     """Lance's dataset, of that version."""
-    pylance = extra("lance", _WHO, _INSTALL)
+    pylance = extra("lance", _WHO, "pylance")
     _check_process(uri)
     try:
         return pylance.dataset(uri, version=version, storage_options=storage_options)

@@ -408,15 +408,16 @@ class _Brotli:
 
 
 def _brotli(path: str) -> Any:
-    why = "brotli>=1.2: pip install 'brotli>=1.2'"
-    module = extra("brotli", f"{path!r}", why)
+    module = extra("brotli", f"{path!r}", package := "brotli>=1.2")
     if not hasattr(module.Decompressor, "can_accept_more_data"):
-        raise ImportError(f"{path!r} needs a newer version of the package {why}", name="brotli")
+        raise ImportError(
+            f"{path!r} needs a newer version of the package brotli: pip install '{package}'", name="brotli"
+        )
     return module
 
 
 def _snappy(path: str) -> Any:
-    return extra("snappy", f"{path!r}", "python-snappy: pip install python-snappy")
+    return extra("snappy", f"{path!r}", "python-snappy")
 
 
 def _unsnapped(data: bytes, shard: _Shard) -> bytes:

@@ -80,7 +80,7 @@ def _decimal(data: bytes) -> Decimal:
 
 
 def _pillow() -> Any:
-    return extra("PIL.Image", f"{WHO} of images", "pillow: pip install pillow")
+    return extra("PIL.Image", f"{WHO} of images", "pillow")
 
 
 def _by_streaming(data: bytes, encoding: str) -> Any:
@@ -89,7 +89,7 @@ def _by_streaming(data: bytes, encoding: str) -> Any:
 
 def _encodings(encoding: str) -> Any:
     why = f"the encoding {encoding!r} is unknown to {WHO}, so reading it"
-    return extra("streaming.base.format.mds.encodings", why, "mosaicml-streaming: pip install mosaicml-streaming")
+    return extra("streaming.base.format.mds.encodings", why, "mosaicml-streaming")
 
 
 _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
