@@ -149,3 +149,13 @@ def test_lanes_are_dealt_anew_once_there_is_another_era():
     assert calls == ["dealt"] * 3  # not by the second, whose eras are the first's
     order.resume_at(30)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("eras", [[[0, 2], [3, 5]], [[0, 0], [3, 5]], [[0, 4], [4, 5]]])
+def test_lanes_refuse_fewer_parts_than_there_are_of_them_and_an_era_inside_a_round(eras):
+    """Seen to fail: taken over, and refused by the deal when the run went on, as if the user had chosen the lanes."""
+    growth = grown()
+    order, calls = lanes_of(growth)
+    with pytest.raises(StateError, match="what the data have grown by is damaged in this state"):
+        order.adopt({"grow": eras})
+    assert (growth.eras, calls) == ([(0, 9)], [])

@@ -40,6 +40,9 @@ class Parts(NamedTuple):
     ends: Int64s | None = None
 
 
+DAMAGED: Final = "what the data have grown by is damaged in this state. Load an older one."
+
+
 @final
 class Growth:
     """How many parts there were, from when on.
@@ -92,7 +95,7 @@ class Growth:
         except (TypeError, ValueError):
             eras = []
         if not eras or eras[0][0] or any(one[0] >= other[0] or one[1] >= other[1] for one, other in pairwise(eras)):
-            raise StateError("what the data have grown by is damaged in this state. Load an older one.")
+            raise StateError(DAMAGED)
         if eras[-1][1] > self.now:
             raise ValueError(
                 f"there were {eras[-1][1]:,} {self._noun}, and now there are {self.now:,}. Data that grow keep what "
@@ -203,7 +206,12 @@ class GrowingLanes(InterleavedOrder):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `PlainOrder.adopt`."""
+        before = self._growth.eras
         self._growth.adopt(changes)
+        eras = self._growth.eras
+        if eras[0][1] < self.lanes or any(since % self.lanes for since, _ in eras):
+            self._growth.eras = before
+            raise StateError(DAMAGED)
 
     def resume_at(self, sample: int) -> None:
         """See `PlainOrder.resume_at`."""
