@@ -16,11 +16,11 @@ from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
 from penstock._fetch.padding import Padded
-from penstock._fetch.sample import RowIn, SampleCursor, current
+from penstock._fetch.sample import SampleCursor, current
 from penstock._fetch.task import Loaded, Part, Task
 from penstock._fetch.torch_collate import has_registered
 from penstock._memory.allocation import anywhere
-from penstock._memory.modes import in_neutral_modes
+from penstock._memory.modes import are_neutral, neutral_modes
 from penstock._workers.meter import now
 from penstock._workers.pool import IDLE
 
@@ -70,12 +70,14 @@ class FetchTask(Task):
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
         self.epoch_aware = fetch.facts.epoch_aware
 
-    @in_neutral_modes
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator.
 
         Those take the fast path, `_batch`.
         """
+        if not are_neutral():
+            with neutral_modes():
+                return self.inline(task, allocate)
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self.told):
@@ -214,8 +216,8 @@ class FetchTask(Task):
         """The result of `_loaded`, computed faster: samples are loaded one by one, and the first error is raised."""
         fetch, indices = self.fetch, task.plain()
         rows = iter(indices)
-        current_row: Any = RowIn(rows, len(indices))
-        token = current.set(SampleCursor(self.seed, task.epoch, task.positions, indices, current_row))
+        loading = SampleCursor(self.seed, task.epoch, task.positions, indices, rows)
+        token, current_row = current.set(loading), None
         try:
             if self._seeding.active:
                 current_row = [IDLE]
@@ -233,11 +235,12 @@ class FetchTask(Task):
                     if not samples:
                         break
                     batch.add(samples)
-            current_row = _NO_ROW
+            current_row = [IDLE]
             current.set(None)
             return fetch.collate(samples, allocate) if batch is None else batch.finish()
         except BaseException as exc:
-            annotate(exc, f"while loading {self.name(task, current_row[0])}")
+            row = loading.row if current_row is None else current_row[0]
+            annotate(exc, f"while loading {self.name(task, row)}")
             raise
         finally:
             current.reset(token)
@@ -327,7 +330,6 @@ thread, restoring the generators costs more than watching.
 
 
 _row = itemgetter(0)
-_NO_ROW = (IDLE,)
 
 
 def _samples(samples: Any) -> Any:

@@ -68,22 +68,6 @@ class Sample(Shown):
         return torch_generator(self.seed, self.epoch, self.position)
 
 
-@final
-class RowIn:
-    """A ``current_row`` that derives the row being loaded from how much is left of ``rows``, an iterator over a list of
-    length ``n``, so that nothing has to be written.
-    """
-
-    __slots__ = ("_last", "_rows")
-
-    def __init__(self, rows: Iterator[Any], n: int) -> None:
-        self._rows = rows
-        self._last = n - 1
-
-    def __getitem__(self, place: int) -> int:
-        return self._last - length_hint(self._rows)
-
-
 class Cursor:
     """Points to what is being loaded. It builds a `Sample` only on request, because few datasets need one.
 
@@ -132,10 +116,16 @@ class SampleCursor(Cursor):
         epoch: The epoch of the batch.
         positions: The position of each row; a list or an array.
         indices: The dataset index of each row.
-        current_row: Holds the row being loaded; `IDLE` counts as the first row.
+        current_row: Holds the row being loaded; `IDLE` counts as the first row. Or an iterator over the list
+            ``indices``, from which the row was taken last, so that nothing has to be written.
     """
 
-    __slots__ = ("_current_row", "_indices", "_left", "_made", "_made_for", "_positions", "reseed", "seed")
+    _source = None
+    _left = -1, ""  # the row whose source has returned, and its name
+    _made: Sample | None = None
+    _made_for = 0
+    # seeds the global generators for (epoch, position), if requested
+    reseed: Callable[[int, int], None] | None = None
 
     def __init__(
         self,
@@ -143,22 +133,22 @@ class SampleCursor(Cursor):
         epoch: int,
         positions: Sequence[int] | np.ndarray,
         indices: Sequence[Any],
-        current_row: Sequence[int] | RowIn,
+        current_row: Sequence[int] | Iterator[Any],
     ) -> None:
         self.epoch = epoch
-        self._source = None
-        self._left = -1, ""  # the row whose source has returned, and its name
         self.seed = seed
         self._positions = positions
         self._indices = indices
         self._current_row = current_row
-        self._made: Sample | None = None
-        self._made_for = 0
-        # seeds the global generators for (epoch, position), if requested
-        self.reseed: Callable[[int, int], None] | None = None
+
+    @property
+    def row(self) -> int:
+        """The row being loaded, from 0."""
+        at: Any = self._current_row
+        return len(self._indices) - 1 - length_hint(at) if type(at) is _OF_A_LIST else max(0, at[0])
 
     def sample(self) -> Sample:
-        row = max(0, self._current_row[0])
+        row = self.row
         if self._made is None or self._made_for != row:
             source = self._left[1] if self._source is None and self._left[0] == row else self._source
             self._made, self._made_for = (
@@ -168,10 +158,10 @@ class SampleCursor(Cursor):
         return self._made
 
     def made(self) -> Sample | None:
-        return self._made if self._made_for == max(0, self._current_row[0]) else None
+        return self._made if self._made_for == self.row else None
 
     def leave_source(self, outer: str | None) -> None:
-        row, inner = max(0, self._current_row[0]), self._source
+        row, inner = self.row, self._source
         said_more = self._left[0] == row and self._left[1].startswith(f"{inner}/")  # a mix inside this source
         if inner is not None and not said_more:
             self._left = row, inner
@@ -183,7 +173,7 @@ class SampleCursor(Cursor):
         """
         self._made, self._made_for = (
             Sample(self.seed, self.epoch, position, index, self._source),
-            max(0, self._current_row[0]),
+            self.row,
         )
         if self.reseed is not None:
             self.reseed(self.epoch, position)
@@ -192,6 +182,8 @@ class SampleCursor(Cursor):
         """Reset the random numbers of the current sample."""
         self._made = None
 
+
+_OF_A_LIST: type = type(iter([]))
 
 current: ContextVar[Cursor | None] = ContextVar("penstock_sample", default=None)
 

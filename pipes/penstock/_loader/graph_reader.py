@@ -26,6 +26,7 @@ from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
 from penstock._nodes.told_epochs import ToldEpochs
+from penstock._workers.lifetime import process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -167,7 +168,7 @@ class GraphReader(Generic[T]):
 
     def advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
-        if self.closed or self.owner != os.getpid():
+        if self.closed or self.owner != process.id:
             self.check_open()
         if _readers.get(id(self._origin)) is not self._me:
             self._check_graph()

@@ -39,7 +39,8 @@ _push: Any = getattr(torch._C, "_push_on_torch_function_stack", None)
 _depth: Any = getattr(torch._C, "_len_torch_function_stack", int) if _pop and _push else int  # int() is 0
 
 
-def _are_neutral() -> bool:
+def are_neutral() -> bool:
+    """Whether this thread is in the modes that a new thread starts with."""
     return is_grad_enabled() and not (is_inference_mode_enabled() or _depth() or _casts())
 
 
@@ -49,17 +50,15 @@ def neutral_modes() -> contextlib.AbstractContextManager[None]:
     Batches are loaded this way, so that every thread and process makes the same batch, and so that modes entered around
     ``next`` (``torch.inference_mode``, ``no_grad``, ``autocast``, ``torch.device``) never reach the dataset.
     """
-    return _UNCHANGED if _are_neutral() else _neutral()
+    return _UNCHANGED if are_neutral() else _neutral()
 
 
 def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: call ``function`` under `neutral_modes`. Faster than the context."""
+    """Decorator: call ``function`` under `neutral_modes`."""
 
     @wraps(function)
     def called(*args: P.args, **options: P.kwargs) -> T:
-        if _are_neutral():
-            return function(*args, **options)
-        with _neutral():
+        with neutral_modes():
             return function(*args, **options)
 
     return called

@@ -415,7 +415,8 @@ class ParallelMapper(Node[T]):
 
         An interrupt leaves the window unchanged, so the next call repeats everything.
         """
-        window, source, executor, shared = self._window, self.source, self.executor, self._shared
+        window, source, executor, shared = self._window, self._source, self.executor, self._shared
+        assert source is not None
         if self._at is not window.base:
             self._go_to(window.base)
         values = shared.read() if shared.at_marker and reads_ahead() else None

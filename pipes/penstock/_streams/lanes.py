@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -23,7 +22,7 @@ from penstock._fetch.held import EndOfWalk
 from penstock._random.lane_order import PASSES
 from penstock._streams.open_shards import most_files
 from penstock._streams.progress import LINE_S, Progress
-from penstock._workers.lifetime import Closing
+from penstock._workers.lifetime import Closing, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,14 +79,14 @@ class Lanes(EndOfWalk):
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self._pid = process.id
         self._lanes: dict[int, _Lane] = {}  # entries are added by `setdefault` and never removed, so this needs no lock
         self.closing = Closing()
         self._spoke = float("-inf")
 
     def read(self, item: int) -> Any:
         """The item with this number, counted from the beginning of training."""
-        if self._pid != os.getpid():
+        if self._pid != process.id:
             # Another thread may have been reading at the moment of the fork, so neither its locks nor its readers can
             # be used.
             self._start()
@@ -113,7 +112,7 @@ class Lanes(EndOfWalk):
 
     def close(self) -> None:
         """Close every shard that this process has open. Idempotent; reading opens them again."""
-        if self._pid != os.getpid():
+        if self._pid != process.id:
             return  # everything open was opened by the parent, and its locks may be held here forever
         # This comes first, because a reader that waits to retry a server holds its lane for up to a minute.
         self.closing.set()

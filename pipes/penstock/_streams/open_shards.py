@@ -19,6 +19,7 @@ from penstock._fetch.fetch import samples_in
 from penstock._fetch.sample import current
 from penstock._streams.forward_reader import ForwardShard, differs
 from penstock._streams.retrying import close
+from penstock._workers.lifetime import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class OpenShards:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self._pid = process.id
         # guards only the next attribute, and is never held while a shard is opened, read or closed
         self._lock = threading.Lock()
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
@@ -119,7 +120,7 @@ class OpenShards:
                     one.close(wait=False)
 
     def _entry(self, shard: int) -> _Shard:
-        if self._pid != os.getpid():
+        if self._pid != process.id:
             # another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be
             # used
             self._start()

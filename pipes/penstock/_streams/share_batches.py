@@ -8,7 +8,6 @@ that are not empty. Only who reads a worker's share finds out where it ends. So 
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
@@ -20,7 +19,7 @@ from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
 from penstock._streams.share_reader import LateDraw
 from penstock._workers.lane_info import LaneInfo, seen_as
-from penstock._workers.lifetime import Closing
+from penstock._workers.lifetime import Closing, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,14 +66,14 @@ class ShareBatches:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self._pid = process.id
         self._lanes: dict[int, _Lane] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_lanes": {}}
 
     def __getitem__(self, slot: int) -> Any:
-        if self._pid != os.getpid():
+        if self._pid != process.id:
             self._start()
         number, worker = divmod(slot, self.forward_lanes)
         loading = current.get()

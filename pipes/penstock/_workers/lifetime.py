@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 
 
 @final
+class _Process:
+    """This process. Asking the kernel takes 0.2 us, and once caches are cold more, for every sample or batch."""
+
+    def __init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        self.id = os.getpid()
+
+
+process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=process.look)
+
+
+@final
 class OneThread:
     """A context for one thread at a time. A second thread gets an error; it does not wait.
 
@@ -32,7 +48,7 @@ class OneThread:
         self._inside: dict[None, int] = {}
 
     def __enter__(self) -> None:
-        if self._inside.setdefault(None, threading.get_ident()) != threading.get_ident():
+        if self._inside.setdefault(None, me := threading.get_ident()) != me:
             raise RuntimeError(
                 "two threads read from this loader at once, so each would get batches that the other misses. Read in "
                 "one thread and pass the batches on (queue.Queue), or hold your own lock around next()."
