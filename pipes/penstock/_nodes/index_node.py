@@ -256,7 +256,8 @@ class FirstNode(IndexNode[T]):
         "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. With "
         "split='items', every rank reads all of it and keeps its share. With split='own', it gives each rank its own "
         "share, and the loader splits nothing. Pass split to from_dataset, or to the source: IterableSource(..., "
-        "split=...)."
+        "split=...). An IterableDataset that splits itself by worker can also be read in parallel, on any number of "
+        "ranks: penstock.Stream(dataset, lanes=..., epoch_size=...)."
     )
     """What to say to several ranks if ``sharded_by`` is None."""
 
