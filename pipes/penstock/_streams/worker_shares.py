@@ -204,8 +204,8 @@ class WorkerShares:
         if self._endless and not reader.n:
             raise GraphError(
                 f"{self.label(share.worker)} yields no item in pass {share.pass_}, so its lane would read what another "
-                f"one does. Pass lanes= of at most the number of its shards (files); and if it also splits itself by rank, "
-                f"take that out, because all ranks share the lanes."
+                f"one does. Pass lanes= of at most the number of its shards (files); and if it also splits itself by "
+                f"rank, take that out, because all ranks share the lanes."
             )
         if self.copies.changed():
             self.warn_once(
