@@ -120,6 +120,9 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     }
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "It loads only as rank 1 of 4 ranks." in out
+    # seen to fail: "on any number of ranks", on which it is refused
+    out = said(state_after(2, Iterated(), batch_size=2, split="own"), tmp_path, capsys)
+    assert "It loads on one rank, with any number of workers." in out
     del state["rank"]
     assert "It loads only on 4 ranks." in said(
         {"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys
@@ -282,7 +285,7 @@ def test_a_ledger_says_what_is_open(tmp_path: Path, capsys: pytest.CaptureFixtur
         "It resumes in epoch 0, after 10 of 100"
     ) in out
     # seen to fail: "on any number of ranks, with any number of workers and any batch size"
-    assert "loads on one rank, with any number of workers, and without a Batcher (batch_size=None), as it was" in out
+    assert "It loads on one rank, with any number of workers, and with the batch_size=None" in out
     file.write_text(json.dumps({"data": {"penstock.ledger": "{}"}}))
     code, _, err = shown(file, capsys)
     assert code == 1

@@ -80,6 +80,16 @@ def test_batches_are_the_same_in_any_mode(dataset, way):
         assert [plain(batch) for batch in batches] == expected
 
 
+def test_an_autocast_for_a_device_that_is_not_there_is_passed_over():
+    """It is none of the modes that can be left. Seen to fail: a RecursionError."""
+    torch.set_autocast_enabled("hpu", True)
+    try:
+        with Loader.from_dataset(range(8), batch_size=4) as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    finally:
+        torch.set_autocast_enabled("hpu", False)
+
+
 @every_way
 def test_a_batch_that_came_in_inference_mode_can_be_trained_on(way):
     """Seen to fail: "Inference tensors cannot be saved for backward"; of threads, in the first batch, which the

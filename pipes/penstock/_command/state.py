@@ -181,7 +181,7 @@ def _needs(settings: dict[str, Any]) -> str:
 
 
 def _ranks(settings: dict[str, Any], at: dict[str, Any], one_rank: bool) -> str:
-    if "slot" in at:
+    if "slot" in at or (settings.get("split") == "own" and "world_size" not in at):
         return "It loads on one rank, with any number of workers."
     if "world_size" not in at:
         return f"It loads on {'one rank' if one_rank else 'any number of ranks'}, with any number of workers" + (
@@ -189,7 +189,7 @@ def _ranks(settings: dict[str, Any], at: dict[str, Any], one_rank: bool) -> str:
             if "batch_size" in settings
             else " and any batch size."
             if "batches_of" in settings
-            else ", and without a Batcher (batch_size=None), as it was saved."
+            else ", and with the batch_size=None, batch_sampler= or groups= that it was saved with."
         )
     ranks = f"{_said(at['world_size'])} ranks"
     return f"It loads only as rank {_said(at['rank'])} of {ranks}." if "rank" in at else f"It loads only on {ranks}."

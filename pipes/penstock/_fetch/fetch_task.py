@@ -75,9 +75,12 @@ class FetchTask(Task):
 
         Those take the fast path, `_batch`.
         """
-        if not are_neutral():
-            with neutral_modes():
-                return self.inline(task, allocate)
+        if are_neutral():
+            return self._inline(task, allocate)
+        with neutral_modes():
+            return self._inline(task, allocate)
+
+    def _inline(self, task: Any, allocate: Allocate) -> Any:
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self.told):

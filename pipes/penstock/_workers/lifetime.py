@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @final
 class _Process:
-    """This process. Asking the kernel takes 0.2 us, and once caches are cold more, for every sample or batch."""
+    """This process. Asking the kernel takes 0.2 us, and once caches are cold more, for every sample or batch.
+
+    A fork in C that does not tell Python so is not seen.
+    """
 
     def __init__(self) -> None:
         self.look()
