@@ -401,15 +401,15 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
             for ours, expected in zip(loader, order, strict=True):
                 assert ours.tolist() == expected.tolist()
                 batches += 1
-                if batches % 5 == 0:
-                    pid = (pids := worker_pids())[batches % len(pids)]
+                if batches % 5 == 0 and (pids := worker_pids()):  # none was needed since the last one died
+                    pid = pids[batches % len(pids)]
                     if pid not in killed:  # otherwise the worker was not needed since its last death
+                        zygote = psutil.Process(pid).parent()
                         os.kill(pid, signal.SIGKILL)
                         killed.add(pid)
             if epoch % 50 == 49:
                 gc.collect()
                 here = psutil.Process()
-                zygote = psutil.Process(worker_pids()[0]).parent()
                 assert zygote is not None
                 sizes.append((here.memory_info().rss, here.num_fds(), zygote.memory_info().rss, zygote.num_fds()))
         assert len(killed) >= 200
