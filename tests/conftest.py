@@ -140,7 +140,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_timeout_s(item)))
     if any("::" in argument for argument in config.args):
         return _skip_where_there_is_no_accelerator(items)  # tests that are named are run
-    soaks, others = ([item for item in items if ("soak" in item.keywords) is wanted] for wanted in (True, False))
+    # not by its keywords, which are also the names of the folders above the checkout
+    soaks, others = [], []
+    for item in items:
+        (soaks if item.get_closest_marker("soak") else others).append(item)
     chosen, left_out = (soaks, others) if config.getoption("soak") else (others, soaks)
     items[:] = chosen
     config.hook.pytest_deselected(items=left_out)
@@ -155,7 +158,7 @@ def _timeout_s(item: pytest.Item) -> float:
 def _skip_where_there_is_no_accelerator(items: list[pytest.Item]) -> None:
     if not torch.accelerator.is_available():
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="there is no accelerator"))
 
 
