@@ -45,7 +45,7 @@ def seen(folder: Path, rank: int) -> Records:
 def lives(folder: Path) -> tuple[list[Records], Records]:
     """What two ranks trained on before the kill, and one after it; that begins where rank 0 counts back."""
     first = seen(folder, 0)
-    begin = next(k for k in range(1, len(first)) if first[k]["step"] < first[k - 1]["step"])
+    begin = next(k for k in range(1, len(first)) if first[k]["step"] <= first[k - 1]["step"])
     return [first[:begin], seen(folder, 1)], first[begin:]
 
 
