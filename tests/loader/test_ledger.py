@@ -432,6 +432,21 @@ def test_a_closed_loader_ends_what_waits_for_it() -> None:
         assert ledger.state_dict()
 
 
+def test_what_is_open_has_its_indices_once_they_are_known() -> None:
+    """Seen to fail: after a load, None, also of what was served again."""
+    with (
+        Loader.from_dataset(range(40), batch_size=None, shuffle=True, infinite=True) as loader,
+        Ledger(loader) as ledger,
+    ):
+        served = [next(ledger) for _ in range(3)]
+        assert [at.indices for at in ledger.open] == [index for _, index in served]
+        ledger.load_state_dict(ledger.state_dict())
+        assert [at.indices for at in ledger.open] == [None] * 3
+        assert [loader.locate(at).indices for at in ledger.open] == [index for _, index in served]
+        next(ledger)
+        assert [at.indices for at in ledger.open] == [served[0][1], None, None]
+
+
 def test_each_sample_goes_to_one_of_many_threads() -> None:
     """Seen to fail: with one note for all threads of what is being returned; 7 of 40,000 samples went to two
     threads."""

@@ -336,7 +336,8 @@ def test_an_epoch_may_be_assigned():
 
 
 def test_the_usual_loop_loads_every_sample_once():
-    """The calls ask for what comes anyway. Seen to fail: what was loaded ahead was dropped at each call."""
+    """The calls ask for what comes anyway. Seen to fail: what was loaded ahead was dropped at each call; nothing was
+    loaded ahead."""
     loaded, ahead = [], [threading.Event() for _ in range(5)]
 
     class Counted(Tagged):

@@ -75,7 +75,7 @@ class FetchTask(Task):
 
         Those take the fast path, `_batch`.
         """
-        if are_neutral():
+        if are_neutral():  # nearly always; the context, or a decorator, would be two more calls for each batch
             return self._inline(task, allocate)
         with neutral_modes():
             return self._inline(task, allocate)

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, final
@@ -342,7 +343,8 @@ class Ledger(Shown, Generic[T]):
     def open(self) -> tuple[Address, ...]:
         """What is open, the oldest first. After a load, `Loader.locate` finds the indices of one not served since."""
         with self._lock:
-            return tuple(Address(at.epoch, at.position, indices) for at, (_, indices) in self._open.items())
+            opened = self._open.items()
+            return tuple(at if at.indices is not None else replace(at, indices=found) for at, (_, found) in opened)
 
     def _settle(self, at: Address, how: str) -> None:
         with self._lock:

@@ -85,7 +85,7 @@ class Sharder(IndexNode[T]):
         if split not in ("items", "within"):
             raise ValueError(f"split={split!r} must be 'items' or 'within'.")
         self._ranks = Ranks(rank, world_size, mesh)
-        self.check_group = self._ranks.check_group
+        self.check_group = self._ranks.check_group  # for each batch, so not by a method that calls it
         node = as_node(source)
         own = index_of(node).facts.sharded_by == "own"
         if split == "within" and own:
