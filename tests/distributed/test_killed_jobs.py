@@ -59,8 +59,10 @@ def dealt_back(ranks: list[Records]) -> Iterator[tuple[int, list[Any]]]:
 
 
 def check_in_order(folder: Path, saved: int, last: int) -> None:
-    """The steps that survived, on two ranks and then on one, are those of the whole run on one."""
+    """The steps that survived, on two ranks and then on one, are those of the whole run on one. Of the two, one may
+    have been killed a step before the other, after the last state."""
     before, after = lives(folder / "killed")
+    before = [[record for record in records if record["step"] <= saved] for records in before]
     whole = dict(dealt_back([seen(folder / "whole", 0)]))
     assert [*whole] == [*range(1, last + 1)]
     two, one = dict(dealt_back(before)), dict(dealt_back([after]))
