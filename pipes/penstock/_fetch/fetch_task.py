@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._arguments import brief
 from penstock._errors import GraphError
+from penstock._fetch.columns import in_columns, in_rows
 from penstock._fetch.epoch_calls import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, samples_in
@@ -107,12 +108,14 @@ class FetchTask(Task):
     def _done(
         self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None
     ) -> Any:
-        fetch = self.fetch
+        fetch, travels = self.fetch, False
         if isinstance(task, Part):
+            travels = task.travels
             fetch, task = Fetch(fetch.facts, _samples, fetch.transform), task.indices
         if meter is not None:
             fetch = fetch.measured(meter)
-        return self._fetched(fetch, task, current_row, allocate, inline)
+        value = self._fetched(fetch, task, current_row, allocate, inline)
+        return in_columns(value) if travels and type(value) is list else value
 
     # A batch that several workers load in parts.
 
@@ -131,25 +134,26 @@ class FetchTask(Task):
         size = -(-len(task) // n)
         rows = range(len(task))
         return (
-            [Part(task[start : start + size], rows[start : start + size]) for start in rows[::size]]
+            [Part(task[start : start + size], rows[start : start + size], not here) for start in rows[::size]]
             if size < len(task)
             else []
         )
 
-    def part(self, task: Indices, rows: Sequence[int]) -> Part:
+    def part(self, task: Indices, rows: Sequence[int], *, here: bool = True) -> Part:
         """Some rows of a batch whose values are an array."""
-        return Part(Indices(task.epoch, task.positions[rows], task.values[rows]), rows)
+        own = Indices(task.epoch, task.positions[rows], task.values[rows])
+        return Part(own, rows, not (here or self.collates_itself))
 
     def _together(self, fetch: Fetch, task: Loaded, allocate: Allocate) -> Any:
         """The batch, with its rows in order, however they were divided into parts."""
         failures: list[SampleFailure] = []
         samples: list[tuple[int, Any]] = []
         for part, value in zip(task.parts, task.values, strict=True):
-            partial = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
-            skipped = {failure.row for failure in partial.failures if failure.skipped}
-            failures += [failure._replace(row=part.rows[failure.row]) for failure in partial.failures]
+            its, failed = (value.value, value.failures) if isinstance(value, PartialBatch) else (value, ())
+            skipped = {failure.row for failure in failed if failure.skipped}
+            failures += [failure._replace(row=part.rows[failure.row]) for failure in failed]
             kept = part.rows if not skipped else [row for place, row in enumerate(part.rows) if place not in skipped]
-            samples += zip(kept, partial.value or (), strict=True)
+            samples += zip(kept, in_rows(its or ()), strict=True)
         samples.sort(key=_row)
         failures.sort(key=_row)
         batch = fetch.begin(len(task.indices), allocate)

@@ -32,11 +32,13 @@ T = TypeVar("T")
 class Part(NamedTuple):
     """Some ``rows`` of a batch, in ascending order.
 
-    The worker returns their samples uncollated; the consumer collates all parts together.
+    The worker returns their samples uncollated; the consumer collates all parts together. ``travels``: to another
+    process, which makes the batch itself, so the samples may travel in columns.
     """
 
     indices: Indices
     rows: Sequence[int]
+    travels: bool = False
 
 
 class Loaded(NamedTuple):

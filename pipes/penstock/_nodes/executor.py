@@ -263,7 +263,9 @@ class Executor:
                 if self._owners is not None and isinstance(item, Indices):
                     rows = self._owners.rows(item)
                     if item.is_batch and (len(rows) > 1 or (rows and work.collates_itself)):
-                        return self._split(work, item, [work.part(item, own) for own in rows.values()], [*rows])
+                        return self._split(
+                            work, item, [work.part(item, own, here=self._threaded) for own in rows.values()], [*rows]
+                        )
                     one: Job = self._pool.submit(item, next(iter(rows), None))
                     return one
                 if idle and (parts := work.parts(item, self.num_workers, here=self._threaded)):
