@@ -48,6 +48,16 @@ def test_copies_are_independent_and_as_the_dataset_was_when_the_first_was_made()
     assert not copies.changed()
 
 
+def test_a_small_part_of_a_large_tensor_is_copied_alone():
+    """Seen to fail: each copy had all of it."""
+    table = torch.arange(2.0**20).reshape(1024, 1024)
+    copy = DatasetCopies(Data(row=table[3], turned=table[:2, :2].t(), whole=torch.ones(2)))()
+    assert copy.row.tolist() == table[3].tolist()
+    assert copy.turned.tolist() == [[0, 1024], [1, 1025]]
+    assert copy.row.untyped_storage().nbytes() == 4096
+    assert copy.whole.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("n", [LARGE - 8, LARGE, LARGE + 8])
 def test_large_arrays_and_tensors_are_shared(n):
     """Seen to fail with copies of 10 GB for each lane."""

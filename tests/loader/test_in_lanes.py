@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from functools import partial
 from itertools import islice, product
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from by_worker import Draws, Split, share
 from hypothesis import given, settings
 from pairwise import mostly_soak
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from ways import SPAWN
 from worker_pids import worker_pids
 
@@ -213,13 +215,155 @@ def test_transform_sees_the_item_and_collate_fn_the_worker(workers):
         assert [list(loader), list(loader)] == [first, second]
 
 
-def test_worker_init_fn_sees_the_real_workers(tmp_path):
-    def init(worker):
-        (tmp_path / str(worker)).write_text(str(get_worker_info().num_workers))
+class Range(IterableDataset):
+    """The example of torch's page about ``IterableDataset`` that is split by `halve`."""
 
-    with own(SHARES["unequal"], batch_size=2, worker_init_fn=init, **fork(2)) as loader:
-        assert list(loader) == expected(SHARES["unequal"], 0, 2)
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"0": "2", "1": "2"}
+    def __init__(self):
+        self.start, self.end = 3, 32
+
+    def __iter__(self):
+        return iter(range(self.start, self.end))
+
+
+def halve(worker):
+    info = get_worker_info()
+    dataset, size = info.dataset, -(-29 // info.num_workers)
+    assert worker == info.id
+    random.seed(worker)  # as many do
+    dataset.start, dataset.end = 3 + worker * size, min(3 + (worker + 1) * size, 32)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_worker_init_fn_may_split_the_dataset(workers, caplog):
+    """It is called for each copy, and leaves the generators of the process alone. Seen to fail: called in the worker
+    processes alone; and with the copies' attributes compared with those of the dataset, a warning."""
+    words = {"batch_size": 3, "worker_init_fn": halve, "collate_fn": list}
+    theirs = list(DataLoader(Range(), num_workers=LANES, **words))
+    assert len(theirs) == 11
+    random.seed(1)
+    before = random.getstate()
+    with Loader.from_dataset(Range(), lanes=LANES, **words, **fork(workers)) as loader:
+        assert [list(loader), list(loader)] == [theirs, theirs]
+    assert random.getstate() == before
+    assert not caplog.text
+
+
+def test_a_worker_init_fn_without_a_dataset_is_told_why():
+    """Seen to fail without the note."""
+    with (
+        Loader.from_dataset(Range(), batch_size=3, worker_init_fn=halve, **fork(2)) as loader,
+        pytest.raises(AttributeError) as caught,
+    ):
+        list(loader)
+    assert "with lanes=, worker_init_fn is called for each lane" in "".join(caught.value.__notes__)
+
+
+class Seeds(IterableDataset):
+    """Asks for a seed, without drawing: once, or for each item."""
+
+    def __init__(self, of, each=False):
+        self.of = of
+        self.each = each
+
+    def __iter__(self):
+        info = get_worker_info()
+        rng = random.Random(self.of())
+        for _ in range(40):
+            yield info.id, self.of() if self.each else rng.random()
+
+
+def of_worker():
+    return get_worker_info().seed
+
+
+@pytest.mark.parametrize(
+    ("of", "each", "how"),
+    [
+        (torch.initial_seed, False, True),
+        (torch.initial_seed, True, "always"),
+        (of_worker, False, True),
+        (of_worker, False, False),
+    ],
+)
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_seed_that_is_asked_for_belongs_to_the_pass_and_the_worker(of, each, how, endless):
+    """Seen to fail: with items that are not seeded once 64 have drawn nothing, with "always" taken for True, and with
+    one seed for all passes."""
+
+    def new(**words):
+        data = Seeds(of, each)
+        lanes = {} if endless else {"lanes": 2}
+        data = penstock.Stream(data, lanes=2, epoch_size=80) if endless else data
+        return Loader.from_dataset(
+            data, batch_size=None, collate_fn=tuple, seed=3, seed_global_rngs=how, **lanes, **words
+        )
+
+    torch.manual_seed(1)
+    with new() as loader:
+        whole = [item for _ in range(3) for item in loader]
+    assert len({*whole}) == 240
+    torch.manual_seed(2)
+    with new(**fork(2)) as loader:
+        assert [item for _ in range(3) for item in loader] == whole
+    with new() as loader:
+        list(loader)
+        head = list(islice(loader, 13))
+        state = loader.state_dict()
+    torch.manual_seed(3)
+    with new(**fork(1)) as loader:
+        loader.load_state_dict(state)
+        assert head + [item for _ in range(2) for item in loader] == whole[80:]
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_the_user_may_leave_the_generators_unseeded(endless):
+    """Seen to fail with a Stream that seeds nevertheless."""
+    data = penstock.Stream(Seeds(random.random), lanes=2, epoch_size=80) if endless else Seeds(random.random)
+    random.seed(1)
+    before = random.getstate()
+    with Loader.from_dataset(data, None, seed_global_rngs=False, **({} if endless else {"lanes": 2})) as loader:
+        next(iter(loader))
+    assert random.getstate() != before
+
+
+class Headless(IterableDataset):
+    """Skips the header of a file that is empty."""
+
+    def __iter__(self):
+        lines = iter([] if get_worker_info().id else ["header", "1", "2"])
+        next(lines)
+        return map(int, lines)
+
+
+def test_a_stop_iteration_before_the_first_item_is_no_end():
+    """Seen to fail: the share had no items, and nobody was told."""
+    with (
+        Loader.from_dataset(Headless(), lanes=2, batch_size=None) as loader,
+        pytest.raises(RuntimeError, match="Headless raised StopIteration before its first item"),
+    ):
+        list(loader)
+
+
+class Told(IterableDataset):
+    """What the loop has written into shared memory."""
+
+    def __init__(self):
+        self.epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __iter__(self):
+        for _ in range(get_worker_info().id, 4, get_worker_info().num_workers):
+            yield int(self.epoch)
+
+
+def test_a_small_value_in_shared_memory_that_the_loop_changes_is_said(caplog):
+    """Seen to fail: nobody was told that the copies have the old one."""
+    data = Told()
+    with Loader.from_dataset(data, lanes=2, batch_size=4) as loader:
+        for epoch in range(2):
+            data.epoch[0] = epoch
+            list(loader)
+    assert "Told was changed after its first copy was made" in caplog.text
 
 
 def test_default_collate_and_convert():

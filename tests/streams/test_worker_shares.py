@@ -287,8 +287,7 @@ def test_draws_are_the_same_with_any_workers_and_after_any_resume(kind, workers)
             assert list(islice(batches, 120)) == whole[at:][:120]
 
 
-@pytest.mark.parametrize("kind", [Split, Draws, Late])
-@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize(("kind", "outer"), [(Split, True), (Draws, True), (Late, True), (Split, False)])
 def test_reading_inline_leaves_nothing_behind_in_the_process(kind, outer):
     """Whether or not the loader seeds samples as well. Seen to fail with items that are seeded and not restored, and
     with an info that stays."""

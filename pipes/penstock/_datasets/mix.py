@@ -130,6 +130,12 @@ class Mix(Shown, ConcatDataset[Any]):
         """See `DatasetLike`."""
         return any(stream.sets_worker_info for stream in self._streams.values())
 
+    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+        """See `DatasetLike`."""
+        for stream in self._streams.values():
+            if stream.sets_worker_info:
+                stream.seed_items(seed_global_rngs)
+
     @property
     def source_lengths(self) -> dict[str, int] | None:
         """See `DatasetLike`; None with streams."""

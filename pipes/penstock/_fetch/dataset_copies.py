@@ -16,6 +16,7 @@ from penstock._fetch.held import EndOfWalk
 
 LARGE: Final = 2**16
 """Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
+_FEW: Final = 64
 _SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
 
 
@@ -77,7 +78,7 @@ class DatasetCopies(EndOfWalk):
             raise GraphError(
                 f"{type(self.dataset).__name__} cannot be copied ({type(exc).__name__}: {exc}), but each lane reads a "
                 f"copy with a position of its own. Open files and connections, and make generators and locks, in "
-                f"__iter__."
+                f"__iter__; and instead of a value that your loop shares with it, give it a set_epoch(epoch)."
             ) from exc
         return file.getvalue(), pickler.shared
 
@@ -91,10 +92,15 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, np.ndarray) and obj.nbytes > LARGE and not obj.dtype.hasobject:
             obj = obj.view()
             obj.flags.writeable = False
-        elif not isinstance(obj, _SHARED) and not (isinstance(obj, torch.Tensor) and obj.nbytes > LARGE):
+        elif not isinstance(obj, _SHARED) and not (isinstance(obj, torch.Tensor) and _nbytes(obj) > LARGE):
             return None
         self.shared.append(obj)
         return len(self.shared) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and 0 < _nbytes(obj) < obj.untyped_storage().nbytes() and not obj.requires_grad:
+            return obj.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]  # not all of what it is a part of
+        return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
@@ -109,7 +115,16 @@ class _Unpickler(pickle.Unpickler):
 def plain(dataset: Any) -> dict[str, Any]:
     """The attributes by which an object may make its next pass another one."""
     return {
-        name: value
+        name: value if not isinstance(value, torch.Tensor) else value.tolist()
         for name, value in getattr(dataset, "__dict__", {}).items()
-        if isinstance(value, int | float | str | None)
+        if isinstance(value, int | float | str | None) or (isinstance(value, torch.Tensor) and _is_told(value))
     }
+
+
+def _is_told(tensor: torch.Tensor) -> bool:
+    """Whether it is a few values in shared memory, such as an epoch that the loop sets."""
+    return 0 < _nbytes(tensor) <= _FEW and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.nbytes if tensor.layout is torch.strided and not tensor.is_quantized else 0

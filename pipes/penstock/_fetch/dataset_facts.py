@@ -43,7 +43,8 @@ class DatasetLike(Protocol):
             are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
         forward_cuts: The same for rows whose positions in the epoch are equal modulo this number.
         sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads
-            are refused, and a reader thread reads it only while the consumer waits.
+            are refused, and a reader thread reads it only while the consumer waits. Such a dataset seeds its items
+            itself, as its ``seed_items(seed_global_rngs)`` is told.
         shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A
             state loads only if it is the same.
         grows: Later runs may find more of it, behind what there is; see `Shards`.

@@ -126,7 +126,8 @@ class FromDataset(DataLoaderWords):
             pin_memory: Copy batches to pinned memory if there is an accelerator.
             drop_last: Drop the last batch of an epoch if it is not full.
             timeout: Seconds to wait for a batch; 0 waits forever.
-            worker_init_fn: Called with the worker's number as each worker process starts.
+            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, with the
+                lane's, for each copy of the dataset.
             multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
             generator: Its initial seed becomes ``seed``; nothing is drawn from it.
             prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64
@@ -236,6 +237,8 @@ class FromDataset(DataLoaderWords):
         if lanes is None and bookmarks is None:
             source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
             map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
+            if facts.sets_worker_info:
+                facts.dataset.seed_items(seed_global_rngs)
         else:
             from penstock._loader.in_lanes import in_lanes
 
@@ -247,13 +250,15 @@ class FromDataset(DataLoaderWords):
                 transform,
                 seed=its_seed,
                 bookmarks=bookmarks,
-                seed_global_rngs=bool(seed_global_rngs),
+                seed_global_rngs=seed_global_rngs,
+                worker_init_fn=worker_init_fn,
                 in_order=in_order,
                 on_error=on_error,
             )
             seed_global_rngs = (
                 bool(seed_global_rngs) and runs_user_code and "always"
             )  # a batch cannot be read twice, and its items are seeded as they are read
+            worker_init_fn = None  # it is called for each lane
 
         root, mapper = _graph_of(
             _dealt(source, shares),

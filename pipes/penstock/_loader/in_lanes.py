@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._arguments import whole_number
 from penstock._fetch.dataset_facts import DatasetFacts
@@ -27,7 +27,8 @@ def in_lanes(
     *,
     seed: int,
     bookmarks: str | os.PathLike[str] | None,
-    seed_global_rngs: bool,
+    seed_global_rngs: bool | Literal["always"],
+    worker_init_fn: Callable[[int], None] | None,
     in_order: bool,
     on_error: Any,
 ) -> tuple[SlotSource, Shares, Fetch]:
@@ -59,7 +60,14 @@ def in_lanes(
             f'on_error="skip"), which goes on with the worker\'s next pass.'
         )
     folder = None if bookmarks is None else os.path.abspath(bookmarks)
-    of = WorkerShares(facts.dataset, lanes, endless=False, folder=folder, seed_global_rngs=seed_global_rngs)
+    of = WorkerShares(
+        facts.dataset,
+        lanes,
+        endless=False,
+        folder=folder,
+        seed_global_rngs=seed_global_rngs,
+        worker_init_fn=worker_init_fn,
+    )
     remedy = "A Ramp needs an order: read the dataset as a Stream, with epoch_size=."
     size = None if shares.batch_size is None else whole_number("batch_size", shares.batch_size, 1, remedy=remedy)
     batches = ShareBatches(of, size, shares.drop_last, collate_fn, transform, seed)

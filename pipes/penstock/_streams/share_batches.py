@@ -124,8 +124,8 @@ class _Lane(EndOfWalk):
             raise SourceError(
                 f"{self._of.shares.label(self._worker)} raised {type(self._failed[1]).__name__} earlier in epoch "
                 f"{epoch}, so what it yields after that is unknown. Load a state from before the error, or choose "
-                f"another epoch with set_epoch. A Stream(dataset, lanes=…, epoch_size=…) begins the worker's next pass "
-                f"instead."
+                f"another epoch with set_epoch. A Stream(dataset, lanes=…, epoch_size=…, on_error='skip') goes on with "
+                f"the worker's next pass instead."
             ) from self._failed[1]
         try:
             run = self._run or self._open(epoch, number * size)

@@ -5,19 +5,24 @@ has one worker info per process, so it is set only while the copy works, and one
 
 Each item is read with the global generators seeded by (seed, pass, worker, number), and restored afterwards. That costs
 100 us, so a dataset that draws nothing is only watched after a while. If it draws nevertheless, the share is read
-again, seeded: what came before was not drawn. A look takes 1 us in a loop, and 5 us after a sample that slept 1 ms.
+again, seeded: what came before was not drawn. A look takes 1 us in a loop, and 5 us after a sample that slept 1 ms. The
+first item is always seeded, because a dataset may make a generator of its own from ``torch.initial_seed()`` there,
+which no look notices.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, final
 
 from penstock._errors import is_own_error, suppress_own
+from penstock._fetch.dataset_copies import plain
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.held import EndOfWalk
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
+from penstock._random.sample_rng import epoch_word
 from penstock._streams.share_states import checksum_of_item
 from penstock._workers.lane_info import LaneInfo, next_as, seen_as
 
@@ -32,7 +37,7 @@ CALM: Final = 64
 
 
 class Share(NamedTuple):
-    """What worker ``worker`` of ``lanes`` yields in pass ``pass_``; ``seed`` is that of the worker."""
+    """What worker ``worker`` of ``lanes`` yields in pass ``pass_``; ``seed`` is that of the worker, for all passes."""
 
     pass_: int
     worker: int
@@ -48,24 +53,35 @@ class ShareReader(Iterator[Any], EndOfWalk):
         copies: Of the dataset.
         share: What to read.
         seeding: Of this process.
+        init: Called with the worker's number for each copy, as a `DataLoader` calls its ``worker_init_fn``.
 
     Attributes:
         n: The number of the next item.
         data: The copy.
+        attributes: Its plain ones, before it was read.
     """
 
-    def __init__(self, copies: DatasetCopies, share: Share, seeding: ItemSeeding) -> None:
+    def __init__(
+        self, copies: DatasetCopies, share: Share, seeding: ItemSeeding, init: Callable[[int], Any] | None = None
+    ) -> None:
         self.n = 0
         self._ahead: deque[Any] = deque()  # items that `goes_to` has read
         self._copies = copies
         self._share = share
         self._seeding = seeding
+        self._init = init
         self._open()
 
     def _open(self) -> None:
         self.data = self._copies()
-        self._info = LaneInfo(self._share.worker, self._share.lanes, self._share.seed, self.data)
+        share, self._begins = self._share, True  # whether it has read nothing yet
+        # the seed is another one in each pass, as it is in each epoch of a DataLoader
+        self._info = LaneInfo(share.worker, share.lanes, epoch_word(share.seed, share.pass_), self.data)
         self._iterator: Any = None
+        if self._init is not None:
+            with seen_as(self._info), global_rngs_kept():
+                self._init(share.worker)
+        self.attributes = plain(self.data)
 
     def __next__(self) -> Any:
         item = self._ahead.popleft() if self._ahead else self._read()
@@ -75,7 +91,9 @@ class ShareReader(Iterator[Any], EndOfWalk):
     def _read(self) -> Any:
         number = self.n + len(self._ahead)
         try:
-            return self._seeding.read(self._next, self._share, number)
+            item = self._seeding.read(self._next, self._share, number, begins=self._begins)
+            self._begins = False
+            return item
         except LateDraw:
             self.close()
             self._open()
@@ -109,11 +127,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
         """
         self.n = n
         try:
-            with seen_as(self._info):
-                late = late or not is_stateful(self.data)
-                self._begin(None if late else state)
-                if late:
-                    self.holder.load_state_dict(state)
+            self._seeding.read(partial(self._resume, state, late=late), self._share, 0, begins=True)
             for _ in sums:
                 self._ahead.append(self._read())
         except Exception as exc:
@@ -134,12 +148,22 @@ class ShareReader(Iterator[Any], EndOfWalk):
                 self._begin()
         return next_as(self._info, self._iterator)
 
+    def _resume(self, state: Any, *, late: bool) -> None:
+        with seen_as(self._info):
+            late = late or not is_stateful(self.data)
+            self._begin(None if late else state)
+            if late:
+                self.holder.load_state_dict(state)
+
     def _begin(self, state: Any = None) -> None:
-        if callable(tell := getattr(self.data, "set_epoch", None)):
-            tell(self._share.pass_)
-        if state is not None:
-            self.data.load_state_dict(state)
-        self._iterator = iter(self.data)
+        try:
+            if callable(tell := getattr(self.data, "set_epoch", None)):
+                tell(self._share.pass_)
+            if state is not None:
+                self.data.load_state_dict(state)
+            self._iterator = iter(self.data)
+        except StopIteration as exc:  # it would pass for the end of the share
+            raise RuntimeError(f"{type(self.data).__name__} raised StopIteration before its first item") from exc
 
 
 class LateDraw(Exception):
@@ -154,11 +178,11 @@ class ItemSeeding:
     """Seeds the global generators for each item, or makes sure that nothing draws from them. Of one process.
 
     Attributes:
-        on: False never touches the generators.
+        on: False never touches the generators; "always" seeds each item.
         drew: Whether an item drew.
     """
 
-    def __init__(self, on: bool) -> None:
+    def __init__(self, on: bool | Literal["always"]) -> None:
         self.on = on
         self.drew = self._watched = False
         self._calm = 0  # items that drew nothing
@@ -172,7 +196,7 @@ class ItemSeeding:
         Raises:
             LateDraw: One of them drew. The share must be read again.
         """
-        before = self._watch.look() if self.on and not self.drew and self._calm >= CALM else None
+        before = self._watch.look() if self._is_calm else None
         if before is None:
             return read()
         self._watched = True
@@ -186,15 +210,19 @@ class ItemSeeding:
         self._check(before)
         return items
 
-    def read(self, read: Callable[[], Any], share: Share, n: int) -> Any:
-        """``read()``, with the generators seeded for item ``n`` of ``share``.
+    @property
+    def _is_calm(self) -> bool:
+        return self.on is True and not self.drew and self._calm >= CALM
+
+    def read(self, read: Callable[[], Any], share: Share, n: int, *, begins: bool = False) -> Any:
+        """``read()``, with the generators seeded for item ``n`` of ``share``. ``begins``: in any case.
 
         Raises:
             LateDraw: They were not seeded, and it drew. From now on they are.
         """
-        if not self.on or self._watched:
+        if not self.on or (self._watched and not begins):
             return read()
-        before = None if self.drew or self._calm < CALM else self._watch.look()
+        before = self._watch.look() if self._is_calm and not begins else None
         if before is None:
             with global_rngs_kept():
                 seed_globals(share.seed, share.pass_, n)

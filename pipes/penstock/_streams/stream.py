@@ -27,6 +27,7 @@ from penstock._streams.schedule import schedule_of
 from penstock._streams.shard_keys import ShardKeys
 from penstock._streams.sharded import FileOptions, FormatOptions, Sharded, StreamOptions
 from penstock._streams.shards import Shards
+from penstock._streams.share_reader import ItemSeeding
 from penstock._streams.step_identity import code_hash, step_settings, step_values
 from penstock._streams.steps import ShardRun
 from penstock._streams.worker_shares import WorkerShares, shares_of
@@ -215,6 +216,11 @@ class Stream(Sharded):
     def sets_worker_info(self) -> bool:
         """See `DatasetLike`."""
         return self._shares is not None
+
+    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+        """See `DatasetLike`."""
+        assert self._shares is not None
+        self._shares.seeding = ItemSeeding(seed_global_rngs)
 
     def __len__(self) -> int:
         return self._length

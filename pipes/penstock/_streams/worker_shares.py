@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from torch.utils.data import IterableDataset, IterDataPipe
 
@@ -37,7 +37,7 @@ from penstock._streams.share_states import LARGEST, Mark, ShareStates, checksum_
 from penstock._streams.steps import ShardRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock._streams.steps import Step
     from penstock._workers.lifetime import Closing
@@ -67,7 +67,8 @@ class WorkerShares:
         endless: Passes follow each other in one stream, so that every worker needs an item in each.
         settings: JSON that identifies the data.
         folder: Where its states are kept from run to run; None: not longer than the loader.
-        seed_global_rngs: Whether each item is read with the global generators seeded.
+        seed_global_rngs: Whether each item is read with the global generators seeded; see `ItemSeeding`.
+        worker_init_fn: Called for each copy of the dataset, with the number of the worker that it is read as.
 
     Raises:
         TypeError: ``dataset`` is no ``IterableDataset``.
@@ -83,7 +84,8 @@ class WorkerShares:
         endless: bool,
         settings: Any = None,
         folder: str | None = None,
-        seed_global_rngs: bool = True,
+        seed_global_rngs: bool | Literal["always"] = True,
+        worker_init_fn: Callable[[int], Any] | None = None,
     ) -> None:
         facts = DatasetFacts.of(dataset)
         if not isinstance(facts.dataset, IterableDataset):
@@ -111,6 +113,7 @@ class WorkerShares:
         self.folder = folder or (None if self._run.path == os.devnull else self._run.path)
         self.states: ShareStates | None = None
         self.seeding = ItemSeeding(seed_global_rngs)
+        self._init = worker_init_fn
 
     @property
     def dataset(self) -> Any:
@@ -138,7 +141,7 @@ class WorkerShares:
 
     def reader(self, share: Share) -> ShareReader:
         """Reads ``share`` from its beginning."""
-        return ShareReader(self.copies, share, self.seeding)
+        return ShareReader(self.copies, share, self.seeding, self._init)
 
     def label(self, worker: int) -> str:
         """What messages call a worker."""
@@ -216,7 +219,7 @@ class WorkerShares:
         if (
             not callable(getattr(reader.data, "set_epoch", None))
             and reader.holder is None
-            and plain(reader.data) != self.copies.attributes
+            and plain(reader.data) != reader.attributes
         ):
             self.warn_once(
                 "passes alike",

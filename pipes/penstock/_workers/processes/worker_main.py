@@ -118,7 +118,16 @@ def prepare(setup: Setup, worker: int) -> None:
     info: Any = torch_worker.WorkerInfo  # Any, because its fields differ between versions of torch
     torch_worker._worker_info = info(id=worker, num_workers=setup.num_workers, seed=seed, dataset=dataset)
     if setup.worker_init_fn is not None:
-        setup.worker_init_fn(worker)
+        try:
+            setup.worker_init_fn(worker)
+        except Exception as exc:
+            if dataset is None:
+                with contextlib.suppress(Exception):  # a frozen exception takes no note
+                    exc.add_note(
+                        "in worker_init_fn: no dataset is read in this process. An IterableDataset without lanes= is "
+                        "read in the consumer's; with lanes=, worker_init_fn is called for each lane, and sees its copy"
+                    )
+            raise
 
 
 def parcel_of(value: Any, where: str) -> Parcel:
@@ -133,7 +142,8 @@ def parcel_of(value: Any, where: str) -> Parcel:
         kind = type(value)
         raise SampleError(
             f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {where}: "
-            f'{type(error).__name__}: {error}. Return tensors, arrays or plain Python objects, or use method="thread".'
+            f"{type(error).__name__}: {error}. Return tensors, arrays or plain Python objects; or read a map-style "
+            f'dataset by threads (method="thread").'
         ) from error
 
 
