@@ -340,7 +340,7 @@ def test_a_stop_iteration_before_the_first_item_is_no_end():
     """Seen to fail: the share had no items, and nobody was told."""
     with (
         Loader.from_dataset(Headless(), lanes=2, batch_size=None) as loader,
-        pytest.raises(RuntimeError, match="Headless raised StopIteration before its first item"),
+        pytest.raises(penstock.SampleError, match="Headless raised StopIteration before its first item"),
     ):
         list(loader)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, final
 
-from penstock._errors import is_own_error, suppress_own
+from penstock._errors import SampleError, is_own_error, suppress_own
 from penstock._fetch.dataset_copies import plain
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.held import EndOfWalk
@@ -163,7 +163,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
                 self.data.load_state_dict(state)
             self._iterator = iter(self.data)
         except StopIteration as exc:  # it would pass for the end of the share
-            raise RuntimeError(f"{type(self.data).__name__} raised StopIteration before its first item") from exc
+            raise SampleError(f"{type(self.data).__name__} raised StopIteration before its first item.") from exc
 
 
 class LateDraw(Exception):
