@@ -16,6 +16,7 @@ import random
 import sys
 import time
 import warnings
+import weakref
 from functools import cache, partial
 from itertools import product
 from types import MappingProxyType
@@ -740,3 +741,85 @@ class Described:
 def test_in_less_usual_places(holder, path):
     """Seen to fail: nothing was found."""
     assert [*HeldGenerators(0, {"root": holder}, False).states()] == [path]
+
+
+class Refusing:
+    """Refuses every look, as a proxy does that is not bound to anything."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("not bound")
+
+
+class Countless(list):
+    def __len__(self):
+        raise RuntimeError("not loaded yet")
+
+
+class Posing:
+    """Passes for what it wraps."""
+
+    def __init__(self, wrapped):
+        object.__setattr__(self, "wrapped", wrapped)
+
+    def __getattribute__(self, name):
+        return getattr(object.__getattribute__(self, "wrapped"), name)
+
+
+REFUSING = {  # each with the path of what is in it
+    "a sparse tensor": (lambda: torch.eye(8).to_sparse(), None),
+    "a dead proxy": (lambda: weakref.proxy(Noise()), None),
+    "a proxy that is not bound": (Refusing, None),
+    "an open file of arrays": (lambda: np.load(_arrays()), None),
+    "a parameter without a shape": (lambda: torch.nn.LazyLinear(3), None),
+    "a list that cannot be counted": (lambda: Countless([Noise()]), "[0].rng"),
+    "a wrapper of a dict": (lambda: Posing({"a": Noise()}), "['a'].rng"),
+}
+
+
+def _arrays():
+    file = io.BytesIO()
+    np.savez(file, a=np.ones(3))
+    file.seek(0)
+    return file
+
+
+class Beside:
+    """Holds something in front of its generators. Sample i is i."""
+
+    def __init__(self, make):
+        self.first = make()
+        self.listed = [self.first, Noise()]
+        self.rng = random.Random(7)
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index
+
+
+REFUSED = Refusing()
+
+
+def draw_beside(index):
+    return index, REFUSED is not None and shared.random()
+
+
+@pytest.mark.parametrize("words", [{}, {"num_workers": 1}, {"num_workers": 1, "method": "thread"}])
+@pytest.mark.parametrize(("make", "inside"), REFUSING.values(), ids=REFUSING)
+def test_what_refuses_to_be_looked_at_is_passed_over(make, inside, words):
+    """Seen to fail: it raised what the look raises; what stands behind it in a list was not found; nor was what is in
+    it.
+    """
+    with Loader.from_dataset(Beside(make), BATCH, **words) as loader:
+        assert [torch.cat([*loader]).tolist() for _ in range(2)] == 2 * [[*range(N)]]
+    paths = {*HeldGenerators(0, {"dataset": Beside(make)}, False).states()}
+    inner = {f"dataset.first{inside}"} if inside else set()
+    assert paths == {"dataset.rng", "dataset.listed[1].rng"} | inner
+
+
+def test_among_globals_and_members_too():
+    """Seen to fail: no generator of the function was found, and none of the class."""
+    kind = type("Kind", (), {"refused": REFUSED, "rng": random.Random(7)})
+    roots = {"transform": draw_beside, "dataset": kind()}
+    assert {*HeldGenerators(0, roots, False).states()} == {"transform:shared", "dataset.__class__.rng"}

@@ -74,8 +74,8 @@ class Held(NamedTuple):
 def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = ()) -> tuple[list[Held], bool]:
     """What ``roots`` are and hold, those near to a root first, each once; and whether the walk was cut.
 
-    Plain values are left out (but not small arrays and tensors), and so are modules, the classes of libraries, and what
-    only C code can reach. The paths are the same in every process.
+    Plain values are left out (but not small arrays and tensors), and so are modules, the classes of libraries, what
+    only C code can reach, and objects that do not even tell their class. The paths are the same in every process.
 
     Args:
         roots: Objects, by the first word of their paths.
@@ -86,19 +86,20 @@ def held(roots: Mapping[str, Any], most: int = MOST, without: Container[int] = (
     arrays: dict[int, Held] = {}
     parts = deque(Held(name, one, functools.partial(_same, one)) for name, one in roots.items())
     data: deque[Held] = deque()
+    is_long = False
     while parts or data:
         one = (parts or data).popleft()
-        if id(one.value) in found or id(one.value) in without or isinstance(one.value, (*_PLAIN, ModuleType)):
-            if isinstance(one.value, np.ndarray | torch.Tensor) and one.value.nbytes <= SMALL:
-                arrays.setdefault(id(one.value), one)
-            continue
-        if len(found) >= most:
-            return [*found.values(), *arrays.values()], True
-        found[id(one.value)] = one
-        many = isinstance(one.value, _CONTAINERS) and len(one.value) > _MANY
         with suppress_own():  # an object that refuses to be looked at, or that another thread changes
-            (data if many else parts).extend(_inside(one))
-    return [*found.values(), *arrays.values()], any(_is_long(one.value) for one in found.values())
+            if id(one.value) in found or id(one.value) in without or isinstance(one.value, (*_PLAIN, ModuleType)):
+                if isinstance(one.value, np.ndarray | torch.Tensor) and one.value.nbytes <= SMALL:
+                    arrays.setdefault(id(one.value), one)
+                continue
+            if len(found) >= most:
+                return [*found.values(), *arrays.values()], True
+            found[id(one.value)] = one
+            (data if _has_more(one.value, _MANY) else parts).extend(_inside(one))
+            is_long |= _has_more(one.value, _ITEMS) and not all(map(_is_data, _first(one.value)))
+    return [*found.values(), *arrays.values()], is_long
 
 
 def code_names(code: CodeType) -> set[str]:
@@ -141,7 +142,7 @@ def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
     for name in sorted(_global_names(function.__code__)):  # an attribute may have the name of a global
         if name.startswith("__") or name not in function.__globals__:
             continue
-        if isinstance(value := function.__globals__[name], ModuleType):
+        if _is_a(value := function.__globals__[name], ModuleType):
             modules[name] = value
         else:
             found[name] = function.__globals__, name
@@ -160,7 +161,7 @@ def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
         for name in names:
             if name.startswith("__") or name not in vars(module):
                 continue
-            if isinstance(value := vars(module)[name], ModuleType):
+            if _is_a(value := vars(module)[name], ModuleType):
                 waiting.append((f"{path}.{name}", value))
             else:
                 found[f"{path}.{name}"] = vars(module), name
@@ -214,7 +215,8 @@ def _is_full(cell: Any) -> bool:
 def _inside(one: Held) -> Iterator[Held]:
     path, value = one.path, one.value
     if isinstance(value, list | tuple | deque):
-        for number, item in enumerate(islice(value, _ITEMS)) if len(value) <= _MANY or not _all_plain(value) else ():
+        is_data = _has_more(value, _MANY) and _all_plain(value)
+        for number, item in enumerate(islice(value, 0 if is_data else _ITEMS)):
             if _is_part(item, value):
                 yield Held(f"{path}[{number}]", item, functools.partial(_item, value, number))
         if hasattr(value, "__dict__"):
@@ -228,7 +230,7 @@ def _inside(one: Held) -> Iterator[Held]:
     elif isinstance(value, dict | MappingProxyType):
         for number, (key, item) in enumerate(list(islice(value.items(), _ITEMS))):
             if _is_part(item, value):
-                name = f"{key!r:.40}" if isinstance(key, _PLAIN) else f"key {number}"  # a repr may have an address
+                name = f"{key!r:.40}" if _is_a(key, _PLAIN) else f"key {number}"  # a repr may have an address
                 yield Held(f"{path}[{name}]", item, functools.partial(_item, value, key))
         if hasattr(value, "__dict__"):
             yield from _of_object(path, value)
@@ -269,14 +271,15 @@ def members_of(kind: type) -> dict[str, Any]:
     found = {}
     for base in filter(is_users, kind.__mro__):
         for name, member in list(vars(base).items()):
-            member = member.original if isinstance(member, Hearing) else getattr(member, "__func__", member)
-            parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
-            for number, part in enumerate(parts):
-                skipped = name.startswith(("__", "_abc_")) or (
-                    hasattr(type(part), "__get__") and not is_users(type(part))
-                )
-                if isinstance(part, FunctionType) or not skipped:
-                    found[f"{base.__qualname__}.{name}" + "=" * number] = part
+            with suppress_own():  # a member that refuses to be looked at
+                member = member.original if isinstance(member, Hearing) else getattr(member, "__func__", member)
+                parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
+                for number, part in enumerate(parts):
+                    skipped = name.startswith(("__", "_abc_")) or (
+                        hasattr(type(part), "__get__") and not is_users(type(part))
+                    )
+                    if isinstance(part, FunctionType) or not skipped:
+                        found[f"{base.__qualname__}.{name}" + "=" * number] = part
     return found
 
 
@@ -306,18 +309,26 @@ def _all_plain(values: Any) -> bool:
 
 
 def _is_part(item: Any, container: Any) -> bool:
-    return not _is_data(item) or (len(container) <= _MANY and isinstance(item, np.ndarray | torch.Tensor))
+    return not _is_data(item) or (isinstance(item, np.ndarray | torch.Tensor) and not _has_more(container, _MANY))
+
+
+def _has_more(value: Any, than: int) -> bool:
+    with suppress_own():  # what poses as a container, or one that cannot be counted yet
+        return isinstance(value, _CONTAINERS) and len(value) > than
+    return False
+
+
+def _is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    with suppress_own():  # it does not tell its class
+        return isinstance(value, kinds)
+    return False
 
 
 def _is_data(value: Any) -> bool:
     """Whether it is plain, or a record of plain values."""
     if type(value) in (list, tuple, dict, set, frozenset):
         return len(value) <= _MANY and _all_plain(value.values() if type(value) is dict else value)
-    return isinstance(value, _PLAIN)
-
-
-def _is_long(value: Any) -> bool:
-    return isinstance(value, _CONTAINERS) and len(value) > _ITEMS and not all(map(_is_data, _first(value)))
+    return _is_a(value, _PLAIN)
 
 
 def _first(container: Any) -> Iterator[Any]:

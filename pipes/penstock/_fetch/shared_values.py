@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from penstock._arguments import checksum
-from penstock._errors import is_own_error
+from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.held import SMALL, held
 
 if TYPE_CHECKING:
@@ -51,7 +51,12 @@ class SharedValues:
 
     @cached_property
     def _readers(self) -> dict[str, Callable[[], bytes]]:
-        return {one.path: reader for one in held(self._roots)[0] if (reader := _reader(one.value)) is not None}
+        readers = {}
+        for one in held(self._roots)[0]:
+            with suppress_own():  # such as a parameter whose shape is not known yet
+                if (reader := _reader(one.value)) is not None:
+                    readers[one.path] = reader
+        return readers
 
     def read(self) -> dict[str, bytes]:
         """The values now, by their paths.
