@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import logging
 import os
 import select
 import threading
@@ -14,8 +15,10 @@ from functools import partial
 from io import FileIO
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import set_spawning_popen
-from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Protocol
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch.multiprocessing
 
 from penstock._errors import is_own_error
 from penstock._memory.parcel import Parcel
@@ -31,6 +34,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
+
+_logger = logging.getLogger("penstock")
+
+_sharing: Any = torch.multiprocessing  # torch has no types for it
+
+_MOST_TENSORS: Final = MOST_FDS - 32
+"""Descriptors of tensors that are passed. The others are for queues and values."""
 
 
 class Launcher(Protocol):
@@ -100,7 +110,7 @@ class ByContext:
     def start(self) -> None:
         try:
             with self._passing:
-                parcel = Parcel(self._setup, reducers=_reducers())
+                parcel = Parcel(self._setup, reducers=_reducers(self._passing))
         except Exception as error:
             if not is_own_error(error):
                 raise
@@ -111,6 +121,16 @@ class ByContext:
                 f"files and locks opened in the worker."
             ) from error
         check_importable(self._method, parcel.body)
+        if self._passing.left_over:
+            _logger.warning(
+                "%d tensors in shared memory are copied for each worker process, because no more than %d descriptors "
+                "of tensors can be passed to one started by %r. What your loop writes to them is not seen there, nor "
+                'the other way round. Call torch.multiprocessing.set_sharing_strategy("file_system"), or pass '
+                'multiprocessing_context="fork".',
+                len(self._passing.left_over),
+                _MOST_TENSORS,
+                self._method,
+            )
         if self._method == "forkserver":
             _preload(self._setup)
         # an interrupt would lose the descriptor of the memory
@@ -205,14 +225,20 @@ class ByContext:
 
 
 class _Passing:
-    """Poses as the process that multiprocessing is starting, so that its locks, queues and values can be pickled; keeps
-    their descriptors.
+    """Poses as the process that multiprocessing is starting, so that its locks, queues and values, and tensors in
+    shared memory, can be pickled; keeps their descriptors.
+
+    Attributes:
+        fds: The descriptors.
+        left_over: Memory of tensors for which there was no room among them.
     """
 
     DupFd = PassedFd
 
     def __init__(self) -> None:
         self.fds: list[int] = []
+        self._passed: set[int] = set()
+        self.left_over: set[int] = set()
 
     def __enter__(self) -> None:
         set_spawning_popen(self)  # type: ignore[arg-type,unused-ignore]
@@ -227,20 +253,54 @@ class _Passing:
         self.fds.extend(map(os.dup, [fd]))  # one call in C, so that no interrupt loses the copy
         return len(self.fds) - 1
 
+    def reduce_typed(self, storage: Any) -> Any:
+        """The memory of a tensor, with its dtype: passed, or as bytes."""
+        passed = self._passes(storage._untyped_storage)
+        return _sharing.reductions.reduce_typed_storage(storage) if passed else storage.__reduce__()
+
+    def reduce_untyped(self, storage: Any) -> Any:
+        """Like torch's own, which moves all memory into shared memory, and which counts memory with a name for one
+        process only.
+        """
+        if not self._passes(storage):
+            return storage.__reduce__()
+        if storage.filename is not None:
+            return torch.UntypedStorage.from_file, (os.path.abspath(storage.filename), True, storage.nbytes())
+        if _sharing.get_sharing_strategy() == "file_system":
+            return torch.UntypedStorage._new_shared_filename_cpu, storage._share_filename_cpu_()
+        fd, nbytes = storage._share_fd_cpu_()
+        return _sharing.reductions.rebuild_storage_fd, (torch.UntypedStorage, DupFd(fd), nbytes)
+
+    def _passes(self, storage: Any) -> bool:
+        """Whether this memory is shared, and can be passed."""
+        if storage.device.type != "cpu" or not storage.is_shared() or not storage.nbytes():
+            return False
+        if storage.filename is not None:
+            return os.path.exists(storage.filename)
+        if _sharing.get_sharing_strategy() == "file_system":
+            return True
+        if storage._share_fd_cpu_()[0] < 0:  # a private view of a file
+            return False
+        if storage._cdata not in self._passed:
+            (self._passed if len(self.fds) < _MOST_TENSORS else self.left_over).add(storage._cdata)
+        return storage._cdata in self._passed
+
     def close(self) -> None:
         """Close the copies. No worker can be started after that."""
         while self.fds:
             os.close(self.fds.pop())
 
 
-def _reducers() -> dict[type, Any]:
-    """Pickle as multiprocessing does for a process that it starts, except that tensors go by value, into memory that
-    all workers map.
+def _reducers(passing: _Passing) -> dict[type, Any]:
+    """Pickle as multiprocessing does for a process that it starts, except that tensors which are not in shared memory
+    yet go by value, into memory that all workers map.
     """
     more = getattr(ForkingPickler, "_extra_reducers", {})
     return {
         **copyreg.dispatch_table,
         **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")},
+        torch.storage.TypedStorage: passing.reduce_typed,
+        torch.UntypedStorage: passing.reduce_untyped,
     }
 
 
