@@ -115,9 +115,9 @@ class _Unpickler(pickle.Unpickler):
 def plain(dataset: Any) -> dict[str, Any]:
     """The attributes by which an object may make its next pass another one."""
     return {
-        name: value if not isinstance(value, torch.Tensor) else value.tolist()
+        name: value.tolist() if type(value) is torch.Tensor else value
         for name, value in getattr(dataset, "__dict__", {}).items()
-        if isinstance(value, int | float | str | None) or (isinstance(value, torch.Tensor) and _is_told(value))
+        if issubclass(type(value), int | float | str | None) or (type(value) is torch.Tensor and _is_told(value))
     }
 
 
