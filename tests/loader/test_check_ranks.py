@@ -240,10 +240,10 @@ def test_nobody_reads_the_sampler_at_the_same_time():
     """A thread is in the middle of the next epoch's plan, and another thread reads the graph. Seen to fail: both read
     one copy."""
     (began, begin), (gate, key) = os.pipe(), os.pipe()
-    read, write = os.read, os.write  # a sampler that names `os` counts as one that reads files
 
     class Slow:
         epoch = readers = 0
+        read, write = os.read, os.write  # a sampler that names them counts as one that reads files
 
         def set_epoch(self, epoch):
             self.epoch = epoch
@@ -253,9 +253,9 @@ def test_nobody_reads_the_sampler_at_the_same_time():
 
         def __iter__(self):
             self.readers += 1
-            write(begin, b"%d" % (self.epoch if self.readers == 1 else 9))
+            self.write(begin, b"%d" % (self.epoch if self.readers == 1 else 9))
             if self.epoch == 1:
-                read(gate, 1)
+                self.read(gate, 1)
             alone, self.readers = self.readers == 1, self.readers - 1
             return iter(range(self.epoch, N + self.epoch) if alone else range(N))
 

@@ -21,7 +21,6 @@ from penstock._nodes.sampler_traits import wrapped
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 
 N = 11
-read, write = os.read, os.write  # a sampler that names `os` counts as one that reads files
 
 
 class OfEpoch(Told):
@@ -57,6 +56,7 @@ class Gated(TorchSampler):
     gate."""
 
     epoch = 0
+    read, write = os.read, os.write  # a sampler that names them counts as one that reads files
 
     def __init__(self):
         (self.entered, self.enter), (self.gate, self.key) = os.pipe(), os.pipe()
@@ -66,8 +66,8 @@ class Gated(TorchSampler):
 
     def __iter__(self):
         if self.epoch:
-            write(self.enter, b".")
-            read(self.gate, 1)
+            self.write(self.enter, b".")
+            self.read(self.gate, 1)
         return iter(range(1000 * self.epoch, 1000 * self.epoch + 4))
 
 

@@ -108,9 +108,13 @@ def code_names(code: CodeType) -> set[str]:
 
 
 def is_users(thing: Any) -> bool:
-    """Whether a function or a class is the user's, and not a library's."""
+    """Whether a function, a class or a module is the user's, and not a library's."""
     if isinstance(thing, FunctionType):
         return not is_library_file(thing.__code__.co_filename)
+    if isinstance(thing, ModuleType):
+        if (file := getattr(thing, "__file__", None)) is None:  # a folder without __init__.py
+            return any(not is_library_file(path) for path in getattr(thing, "__path__", ()))
+        return not is_library_file(file)
     module = sys.modules.get(thing.__module__)
     return module is None or thing.__module__ == "__main__" or not is_library_file(getattr(module, "__file__", None))
 
@@ -135,27 +139,31 @@ def globals_of(function: FunctionType) -> dict[str, Any]:
     return {path: space[name] for path, (space, name) in _places_of(function).items()}
 
 
-def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
-    """Where `globals_of` are: a namespace, and a name in it."""
-    names, found = sorted(code_names(function.__code__)), {}
-    modules: dict[str, ModuleType] = {}
-    for name in sorted(_global_names(function.__code__)):  # an attribute may have the name of a global
-        if name.startswith("__") or name not in function.__globals__:
-            continue
-        if _is_a(value := function.__globals__[name], ModuleType):
-            modules[name] = value
-        else:
-            found[name] = function.__globals__, name
+def modules_of(function: FunctionType) -> dict[str, ModuleType]:
+    """The modules that a user's function names or imports."""
+    named: dict[str, Any] = {name: function.__globals__.get(name) for name in sorted(_global_names(function.__code__))}
+    modules = {name: thing for name, thing in named.items() if _is_a(thing, ModuleType) and name[:2] != "__"}
     package = function.__globals__.get("__package__") or ""
     for level, name in sorted(_imports(function.__code__)):
         whole = f"{package.rsplit('.', level - 1)[0]}.{name}".strip(".") if level else name
         for known in (whole, whole.partition(".")[0]):
             if known in sys.modules:
                 modules.setdefault(known, sys.modules[known])
-    waiting, seen = deque(modules.items()), set()
+    return modules
+
+
+def _places_of(function: FunctionType) -> dict[str, tuple[dict[str, Any], str]]:
+    """Where `globals_of` are: a namespace, and a name in it."""
+    names, found = sorted(code_names(function.__code__)), {}
+    for name in sorted(_global_names(function.__code__)):  # an attribute may have the name of a global
+        if name.startswith("__") or _is_a(function.__globals__.get(name), ModuleType):
+            continue
+        if name in function.__globals__:
+            found[name] = function.__globals__, name
+    waiting, seen = deque(modules_of(function).items()), set()
     while waiting:
         path, module = waiting.popleft()
-        if id(module) in seen or not _is_users_module(module):
+        if id(module) in seen or not is_users(module):
             continue
         seen.add(id(module))
         for name in names:
@@ -190,13 +198,6 @@ def _global_names(code: CodeType) -> frozenset[str]:
 
 
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-
-
-def _is_users_module(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    if file is None:  # a folder without __init__.py
-        return any(not is_library_file(path) for path in getattr(module, "__path__", ()))
-    return not is_library_file(file)
 
 
 def closure_of(function: FunctionType) -> dict[str, Any]:

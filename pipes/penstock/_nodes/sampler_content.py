@@ -7,8 +7,12 @@ identity, and by what they reach.
 
 from __future__ import annotations
 
+import copyreg
+import enum
+import functools
 import pickle
 import random
+import re
 from types import BuiltinFunctionType, FunctionType, MethodWrapperType, ModuleType
 from typing import Any, Final, NamedTuple, final
 
@@ -17,7 +21,7 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from penstock._errors import is_own_error
-from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of
+from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of, modules_of
 from penstock._nodes.sampler_traits import seedable, wrapped
 
 _OBJECTS: Final = 5_000
@@ -35,17 +39,29 @@ _GENERATORS: Final = (
     np.random.BitGenerator,
     torch.Generator,
 )
-_OUTSIDE: Final = {
-    *("open", "input", "exec", "eval", "__import__", "load", "loads", "loadtxt", "fromfile", "memmap", "read_text"),
-    *("read_bytes", "read_csv", "read_json", "read_parquet", "environ", "getenv", "os", "io", "time", "datetime"),
-    *("pathlib", "Path", "json", "csv", "pickle", "shelve", "sqlite3", "subprocess", "socket", "urllib", "requests"),
-    *("glob", "h5py", "lmdb", "pandas", "yaml", "monotonic", "perf_counter"),
+_PLAIN: Final = {
+    *("array", "builtins", "collections", "decimal", "fractions", "itertools", "logging", "numpy", "operator"),
+    *("random", "re", "types", "typing"),
 }
-"""Names in the user's code through which a sampler may depend on what is in no object."""
+_COMPUTE: Final = _PLAIN | {
+    *("abc", "bisect", "cmath", "contextlib", "copy", "dataclasses", "enum", "functools", "future", "hashlib"),
+    *("heapq", "math", "numbers", "penstock", "statistics", "string", "struct", "torch", "warnings", "zlib"),
+}
+"""Libraries that only compute, but for what `_OUTSIDE` names. Through any other a sampler may depend on what is in no
+object.
+"""
+_OUTSIDE: Final = re.compile(
+    r"open(_memmap)?|input|exec|eval|__import__|globals|load(s|txt|_\w+)?|read_\w+|from_?file|fromregex|genfromtxt|memmap|"
+    r"stat|exists|is_file|is_dir|iterdir|r?glob|walk"
+)
+"""Names of functions and methods that do too."""
 
 
-_OWN_COPY: Final = frozenset(("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__"))
-"""Methods of the user's class with which a copy may share something, or a comparison may miss something."""
+_OWN_COPY: Final = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+"""Methods with which a copy may share something, or a comparison may miss something."""
+_WHOLE: Final = _PLAIN | {"datetime", "pathlib", "uuid", "zoneinfo"}
+"""Libraries whose objects are pickled whole, as `_WHOLE_TYPES` are."""
+_WHOLE_TYPES: Final = (functools.partial, torch.Size, torch.dtype, torch.device)
 _NOT_READ: Final = (".__init__", ".__repr__")
 """Methods that do not run when a sampler is read."""
 
@@ -160,6 +176,8 @@ class _Reader(pickle.Pickler):
                 str(value.device),
                 tuple(value.shape),
                 plain.reshape(-1).view(torch.uint8).numpy(),
+                vars(value),
+                value.grad if value.is_leaf or value.retains_grad else None,
             )
         if isinstance(value, _GENERATORS) and self._is_reaching:
             raise CannotCompare(f"its code reaches a {type(value).__name__}, which a copy would share")
@@ -168,8 +186,6 @@ class _Reader(pickle.Pickler):
         if isinstance(value, BuiltinFunctionType | MethodWrapperType):  # a copy has the same owner
             self.reached.append(None if isinstance(value.__self__, ModuleType) else value.__self__)
             return _was, (id(value.__self__), value.__name__)
-        if type(value).__module__ == "multiprocessing.shared_memory":
-            raise CannotCompare(f"it holds a {type(value).__name__}, which a copy would share")
         if type(value) in (RandomSampler, SequentialSampler):  # of their data they use its length only
             return _was, (
                 type(value),
@@ -177,10 +193,17 @@ class _Reader(pickle.Pickler):
                 {name: one for name, one in vars(value).items() if name != "data_source"},
             )
         if isinstance(value, ModuleType):
+            if _library_of(value) not in _COMPUTE:
+                raise CannotCompare(f"it holds the module {value.__name__}")
             return _was, (id(value),)
         if isinstance(value, FunctionType | type) and value is not _was:
             self._reach(value)
             return _was, (id(value),)
+        if isinstance(value, enum.Enum):  # a copy is the same member
+            self.reached.append([type(value), vars(value)])
+            return _was, (id(value),)
+        if (own := _own_copy(value)) is not None:
+            raise CannotCompare(f"{type(value).__qualname__} has its own {own}")
         return NotImplemented
 
     def _reach(self, value: FunctionType | type) -> None:
@@ -190,18 +213,45 @@ class _Reader(pickle.Pickler):
         self._met.add(id(value))
         if isinstance(value, FunctionType):
             self.reached.append(id(value.__code__))
-            if is_users(value) and (outside := sorted(code_names(value.__code__) & _OUTSIDE)):
-                raise CannotCompare(
-                    f"{value.__qualname__} names {outside[0]}, and so may depend on a file, on the time, or on the "
-                    f"environment"
-                )
+            if is_users(value):
+                self._check_names(value)
             self.reached.append([vars(value), closure_of(value), value.__defaults__, value.__kwdefaults__])
         if isinstance(value, type):
-            if own := sorted(_OWN_COPY.intersection(name.rpartition(".")[2] for name in members_of(value))):
-                raise CannotCompare(f"{value.__qualname__} has its own {own[0]}")
-            self.reached.append({name: one for name, one in members_of(value).items() if not name.endswith(_NOT_READ)})
+            members = {name: part for name, part in members_of(value).items() if not name.endswith(_NOT_READ)}
+            self.reached.append([type(value), members])
         elif is_users(value):
             self.reached.append(globals_of(value))
+
+    def _check_names(self, function: FunctionType) -> None:
+        named = {**globals_of(function), **closure_of(function), **modules_of(function)}
+        outside = {name for name in code_names(function.__code__) if _OUTSIDE.fullmatch(name)}
+        outside.update(name for name, thing in named.items() if _is_outside(thing))
+        if outside:
+            raise CannotCompare(
+                f"{function.__qualname__} names {min(outside)}, and so may depend on a file, on the time, or on the "
+                f"environment"
+            )
+
+
+def _is_outside(thing: Any) -> bool:
+    """Whether it is of a library, and not known to compute only; or a module that makes its attributes when asked."""
+    if not isinstance(thing, ModuleType | FunctionType | BuiltinFunctionType | type) or is_users(thing):
+        return isinstance(thing, ModuleType) and hasattr(thing, "__getattr__")
+    return _library_of(thing) not in _COMPUTE or _OUTSIDE.fullmatch(thing.__name__) is not None
+
+
+def _own_copy(value: Any) -> str | None:
+    """How an object of this class is copied, unless as any object, or whole."""
+    kind = type(value)
+    if _library_of(value) in _WHOLE or kind in _WHOLE_TYPES:
+        return None
+    own = (name for name in _OWN_COPY if getattr(kind, name, None) is not getattr(object, name, None))
+    return next(own, "reducer in copyreg" if kind in copyreg.dispatch_table else None)
+
+
+def _library_of(thing: Any) -> str:
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None) or "builtins"
+    return name.partition(".")[0].strip("_")  # of functions in C it is "_bisect"
 
 
 def _was(*parts: Any) -> None:
