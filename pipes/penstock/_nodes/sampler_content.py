@@ -51,8 +51,8 @@ _COMPUTE: Final = _PLAIN | {
 object.
 """
 _OUTSIDE: Final = re.compile(
-    r"open(_memmap)?|input|exec|eval|__import__|globals|load(s|txt|_\w+)?|read_\w+|from_?file|fromregex|genfromtxt|memmap|"
-    r"stat|exists|is_file|is_dir|iterdir|r?glob|walk"
+    r"open(_memmap)?|input|exec|eval|__import__|globals|load(s|txt|_\w+)?|read_\w+|from_?file|fromregex|genfromtxt|"
+    r"memmap|stat|exists|is_file|is_dir|iterdir|r?glob|walk"
 )
 """Names of functions and methods that do too."""
 
