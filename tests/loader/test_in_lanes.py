@@ -316,6 +316,24 @@ def test_a_seed_that_is_asked_for_belongs_to_the_pass_and_the_worker(of, each, h
         assert head + [item for _ in range(2) for item in loader] == whole[80:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transform_and_collate_fn_see_the_worker_info_that_the_dataset_saw(workers):
+    """Seen to fail: a transform saw none, or that of the process, and the seed for a collate_fn was 0."""
+
+    def seen(item):
+        worker, seed = item
+        assert (get_worker_info().id, of_worker()) == (worker, seed)
+        return item
+
+    def all_seen(items):
+        return {*map(seen, items)}
+
+    words = {"batch_size": 5, "lanes": 3, "transform": seen, "collate_fn": all_seen}
+    with Loader.from_dataset(Seeds(of_worker, each=True), **words, **fork(workers)) as loader:
+        found = [seeds for _ in range(2) for seeds in loader]
+    assert ([len(seeds) for seeds in found], len(set().union(*found))) == ([1] * 48, 6)
+
+
 @pytest.mark.parametrize("endless", [False, True])
 def test_the_user_may_leave_the_generators_unseeded(endless):
     """Seen to fail with a Stream that seeds nevertheless."""

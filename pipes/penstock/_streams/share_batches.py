@@ -82,6 +82,7 @@ class ShareBatches:
         samples = lane.batch(loading.epoch, number, self._transform)
         if samples is None:
             return Nothing(loading.epoch, slot)
+        assert lane.info is not None
         with seen_as(lane.info):
             return self._fetch.collate(samples) if self._batched else self._fetch.convert(samples[0])
 
@@ -107,7 +108,7 @@ class _Lane(EndOfWalk):
         self._at = 0
         self._batches: int | None = None  # in this epoch, once known
         self._failed: tuple[int, Exception] | None = None  # the batch in this epoch that could not be read
-        self.info = LaneInfo(worker, of.forward_lanes, 0, of.shares.dataset)
+        self.info: LaneInfo | None = None  # in this epoch
 
     def batch(self, epoch: int, number: int, transform: Callable[[Any], Any] | None) -> list[Any] | None:
         """The samples of a batch; None if the share has fewer.
@@ -134,7 +135,9 @@ class _Lane(EndOfWalk):
             if transform is None:
                 samples = self._of.shares.seeding.several(partial(list, islice(run, size)))
             else:
-                samples = [run.applied(transform, item) for item in islice(run, size)]
+                assert self.info is not None
+                with seen_as(self.info):
+                    samples = [run.applied(transform, item) for item in islice(run, size)]
             self._at, self._failed = self._at + len(samples), None
         except LateDraw:
             self.close()
@@ -158,6 +161,7 @@ class _Lane(EndOfWalk):
 
     def _open(self, epoch: int, item: int) -> ShardRun:
         shares = self._of.shares
+        self.info = shares.share(epoch, self._worker, self._of.seed).info(shares.dataset)
         run = shares.run(self._worker, epoch, self._of.seed, Closing())
         self._epoch, self._at, self._run = epoch, run.begin_near(item), run
         return run

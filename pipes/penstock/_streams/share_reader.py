@@ -44,6 +44,12 @@ class Share(NamedTuple):
     lanes: int
     seed: int
 
+    def info(self, dataset: Any) -> LaneInfo:
+        """What ``get_worker_info`` returns there; its seed is another one in each pass, as in each epoch of a
+        `DataLoader`.
+        """
+        return LaneInfo(self.worker, self.lanes, epoch_word(self.seed, self.pass_), dataset)
+
 
 @final
 class ShareReader(Iterator[Any], EndOfWalk):
@@ -74,13 +80,12 @@ class ShareReader(Iterator[Any], EndOfWalk):
 
     def _open(self) -> None:
         self.data = self._copies()
-        share, self._begins = self._share, True  # whether it has read nothing yet
-        # the seed is another one in each pass, as it is in each epoch of a DataLoader
-        self._info = LaneInfo(share.worker, share.lanes, epoch_word(share.seed, share.pass_), self.data)
+        self._info = self._share.info(self.data)
         self._iterator: Any = None
+        self._begins = True  # nothing was read yet
         if self._init is not None:
             with seen_as(self._info), global_rngs_kept():
-                self._init(share.worker)
+                self._init(self._share.worker)
         self.attributes = plain(self.data)
 
     def __next__(self) -> Any:

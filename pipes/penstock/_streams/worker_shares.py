@@ -134,10 +134,14 @@ class WorkerShares:
                 f"{self.name} was changed after its first copy was made, and lanes read copies of what it was then. "
                 f"After a change, call loader.refresh(); or change it in set_epoch.",
             )
-        records = ShareRecords(self, self._share(pass_, worker, seed), retries, closing)
+        records = ShareRecords(self, self.share(pass_, worker, seed), retries, closing)
         run = ShardRun(records, steps, seed=seed, pass_=pass_, shard=worker, given=worker)
         run.differs_by_pass()
         return run
+
+    def share(self, pass_: int, worker: int, seed: int) -> Share:
+        """That of a worker in a pass; ``seed`` is that of the order."""
+        return Share(pass_, worker, self.lanes, epoch_word(seed, worker) >> 1)
 
     def reader(self, share: Share) -> ShareReader:
         """Reads ``share`` from its beginning."""
@@ -228,9 +232,6 @@ class WorkerShares:
                 f"each pass.",
             )
 
-    def _share(self, pass_: int, worker: int, seed: int) -> Share:
-        return Share(pass_, worker, self.lanes, epoch_word(seed, worker) >> 1)
-
     def _try(self, seed: int) -> None:
         """Once per loader, begin worker 0 for comparison: with its real beginning, and with other ranks, most of which
         never read it.
@@ -239,7 +240,7 @@ class WorkerShares:
             first, sums, run = (
                 FirstItems(),
                 [],
-                ShardRun(self.reader(self._share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0),
+                ShardRun(self.reader(self.share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0),
             )
             try:
                 for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
