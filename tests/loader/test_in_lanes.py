@@ -249,6 +249,47 @@ def test_worker_init_fn_may_split_the_dataset(workers, caplog):
     assert not caplog.text
 
 
+class Files(IterableDataset):
+    """In another order in each epoch, and split by `sliced`."""
+
+    def set_epoch(self, epoch):
+        self.files = random.Random(epoch).sample(range(12), 12)
+
+    def __iter__(self):
+        return iter(self.files)
+
+
+def sliced(worker):
+    dataset = get_worker_info().dataset
+    dataset.files = dataset.files[worker :: get_worker_info().num_workers]  # by the argument
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_worker_init_fn_is_called_after_set_epoch(workers, caplog):
+    """Seen to fail: before it, so that each item came twice; and the dataset was refused, because it had not asked for
+    its worker's id."""
+    with Loader.from_dataset(Files(), batch_size=None, lanes=2, worker_init_fn=sliced, **fork(workers)) as loader:
+        found = [list(loader) for _ in range(3)]
+    assert found == [random.Random(epoch).sample(range(12), 12) for epoch in range(3)]
+    assert not caplog.text
+
+
+def test_a_worker_init_fn_that_does_not_split_is_no_split():
+    """Seen to fail: each item came twice."""
+    words = {"batch_size": None, "lanes": 2, "worker_init_fn": random.seed}
+    with Loader.from_dataset(Files(), **words) as loader, pytest.raises(penstock.GraphError, match="never asks"):
+        list(loader)
+
+
+def test_loaders_of_one_stream_seed_alike():
+    """Seen to fail: the second told the first."""
+    stream = penstock.Stream(Seeds(random.random), lanes=2, epoch_size=80)
+    Loader.from_dataset(stream, None).close()
+    Loader.from_dataset(stream, None).close()
+    with pytest.raises(ValueError, match="already used by a loader with seed_global_rngs=True"):
+        Loader.from_dataset(stream, None, seed_global_rngs=False)
+
+
 def test_a_worker_init_fn_without_a_dataset_is_told_why():
     """Seen to fail without the note."""
     with (

@@ -115,7 +115,7 @@ class _Unpickler(pickle.Unpickler):
 def plain(dataset: Any) -> dict[str, Any]:
     """The attributes by which an object may make its next pass another one."""
     return {
-        name: value.tolist() if type(value) is torch.Tensor else value
+        name: repr(value.tolist()) if type(value) is torch.Tensor else value
         for name, value in getattr(dataset, "__dict__", {}).items()
         if issubclass(type(value), int | float | str | None) or (type(value) is torch.Tensor and _is_told(value))
     }

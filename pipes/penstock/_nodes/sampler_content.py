@@ -243,7 +243,7 @@ def _is_outside(thing: Any) -> bool:
 def _own_copy(value: Any) -> str | None:
     """How an object of this class is copied, unless as any object, or whole."""
     kind = type(value)
-    if _library_of(value) in _WHOLE or kind in _WHOLE_TYPES:
+    if not _WHOLE.isdisjoint((_library_of(kind), _library_of(value))) or kind in _WHOLE_TYPES:
         return None
     own = (name for name in _OWN_COPY if getattr(kind, name, None) is not getattr(object, name, None))
     return next(own, "reducer in copyreg" if kind in copyreg.dispatch_table else None)

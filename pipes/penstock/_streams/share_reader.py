@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, final
 
@@ -83,10 +84,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
         self._info = self._share.info(self.data)
         self._iterator: Any = None
         self._begins = True  # nothing was read yet
-        if self._init is not None:
-            with seen_as(self._info), global_rngs_kept():
-                self._init(self._share.worker)
-        self.attributes = plain(self.data)
+        self.attributes: dict[str, Any] = {}
 
     def __next__(self) -> Any:
         item = self._ahead.popleft() if self._ahead else self._read()
@@ -164,6 +162,10 @@ class ShareReader(Iterator[Any], EndOfWalk):
         try:
             if callable(tell := getattr(self.data, "set_epoch", None)):
                 tell(self._share.pass_)
+            if self._init is not None:  # after the epoch is set, as for a DataLoader's workers
+                with global_rngs_kept() if self._seeding.on else nullcontext():
+                    self._init(self._share.worker)
+            self.attributes = plain(self.data)
             if state is not None:
                 self.data.load_state_dict(state)
             self._iterator = iter(self.data)

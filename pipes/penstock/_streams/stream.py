@@ -164,6 +164,7 @@ class Stream(Sharded):
             )
         self.grows = self._check_grow(grow, lanes)
         self._taken_by: object = None
+        self._seeded: bool | str | None = None  # as the first loader told
         self._growth = Growth(len(self.shards), "shards", self._said) if grow else None
         self.forward_lanes = self._deal.lanes  # tells the loader to give each lane to one worker
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
@@ -220,6 +221,12 @@ class Stream(Sharded):
     def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
         """See `DatasetLike`."""
         assert self._shares is not None
+        if self._seeded not in (None, seed_global_rngs):
+            raise ValueError(
+                f"seed_global_rngs={seed_global_rngs!r}: this Stream is already used by a loader with "
+                f"seed_global_rngs={self._seeded!r}. Create a separate Stream for another loader."
+            )
+        self._seeded = seed_global_rngs
         self._shares.seeding = ItemSeeding(seed_global_rngs)
 
     def __len__(self) -> int:

@@ -181,7 +181,7 @@ class WorkerShares:
         Raises:
             GraphError: The dataset does not split itself.
         """
-        if self.lanes > 1 and not reader.asked:
+        if self.lanes > 1 and not reader.asked and not self._is_split_by_init(share, sums):
             never = (
                 f"{self.name} never asks for the id of its worker (torch.utils.data.get_worker_info), so each of "
                 f"lanes={self.lanes} would yield all of its items"
@@ -201,6 +201,11 @@ class WorkerShares:
                 f"workers 0 and {share.worker} of {self.name} begin with the same items. Unless it draws with "
                 f"replacement, it asks which worker it is, but does not split by it. In its __iter__:\n{SPLIT}",
             )
+
+    def _is_split_by_init(self, share: Share, sums: list[str]) -> bool:
+        """Whether ``worker_init_fn`` seems to have split the dataset, by its argument."""
+        first = share.worker == 0 or share.pass_ > 0
+        return self._init is not None and (first or self._run.read("head") != " ".join(sums))
 
     def ended(self, share: Share, reader: ShareReader) -> None:
         """``share`` was read to its end.

@@ -39,7 +39,7 @@ _logger = logging.getLogger("penstock")
 
 _sharing: Any = torch.multiprocessing  # torch has no types for it
 
-_MOST_TENSORS: Final = MOST_FDS - 32
+_MOST_TENSORS: Final = MOST_FDS // 2
 """Descriptors of tensors that are passed. The others are for queues and values."""
 
 
@@ -264,8 +264,6 @@ class _Passing:
         """
         if not self._passes(storage):
             return storage.__reduce__()
-        if storage.filename is not None:
-            return torch.UntypedStorage.from_file, (os.path.abspath(storage.filename), True, storage.nbytes())
         if _sharing.get_sharing_strategy() == "file_system":
             return torch.UntypedStorage._new_shared_filename_cpu, storage._share_filename_cpu_()
         fd, nbytes = storage._share_fd_cpu_()
@@ -273,10 +271,9 @@ class _Passing:
 
     def _passes(self, storage: Any) -> bool:
         """Whether this memory is shared, and can be passed."""
-        if storage.device.type != "cpu" or not storage.is_shared() or not storage.nbytes():
+        # a file may be another one by the time that a worker opens it
+        if storage.device.type != "cpu" or not storage.is_shared() or not storage.nbytes() or storage.filename:
             return False
-        if storage.filename is not None:
-            return os.path.exists(storage.filename)
         if _sharing.get_sharing_strategy() == "file_system":
             return True
         if storage._share_fd_cpu_()[0] < 0:  # a private view of a file
