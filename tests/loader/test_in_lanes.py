@@ -21,7 +21,7 @@ from ways import SPAWN
 from worker_pids import worker_pids
 
 import penstock
-from penstock import Loader
+from penstock import GraphError, Loader
 from penstock.testing import assert_resumes_everywhere, plain
 
 LANES = 4
@@ -274,11 +274,22 @@ def test_worker_init_fn_is_called_after_set_epoch(workers, caplog):
     assert not caplog.text
 
 
-def test_a_worker_init_fn_that_does_not_split_is_no_split():
-    """Seen to fail: each item came twice."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_worker_init_fn_that_does_not_split_is_no_split(workers):
+    """Whichever share begins first. Seen to fail: each item came twice; worker 0, which nobody compared, was read."""
+
+    class Unsplit(IterableDataset):
+        def __iter__(self):
+            yield from range(9)
+
+    found = []
     words = {"batch_size": None, "lanes": 2, "worker_init_fn": random.seed}
-    with Loader.from_dataset(Files(), **words) as loader, pytest.raises(penstock.GraphError, match="never asks"):
-        list(loader)
+    with (
+        Loader.from_dataset(Unsplit(), **words, **fork(workers)) as loader,
+        pytest.raises(GraphError, match="never asks"),
+    ):
+        found.extend(loader)
+    assert [*map(int, found)] == [0, 0, 1, 1, 2, 2]
 
 
 def test_loaders_of_one_stream_seed_alike():

@@ -17,6 +17,7 @@ from penstock._fetch.held import EndOfWalk
 LARGE: Final = 2**16
 """Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
 _FEW: Final = 64
+"""Bytes of the largest tensor in shared memory that is compared, because the loop may set it."""
 _SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
 
 
@@ -98,8 +99,9 @@ class _Pickler(pickle.Pickler):
         return len(self.shared) - 1
 
     def reducer_override(self, obj: Any) -> Any:
+        # torch would pickle all of what a view is a part of
         if type(obj) is torch.Tensor and 0 < _nbytes(obj) < obj.untyped_storage().nbytes() and not obj.requires_grad:
-            return obj.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]  # not all of what it is a part of
+            return obj.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
         return NotImplemented
 
 

@@ -43,8 +43,8 @@ class DatasetLike(Protocol):
             are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
         forward_cuts: The same for rows whose positions in the epoch are equal modulo this number.
         sets_worker_info: It sets torch's worker info while it is read, which belongs to the process. So worker threads
-            are refused, and a reader thread reads it only while the consumer waits. Such a dataset seeds its items
-            itself, as its ``seed_items(seed_global_rngs)`` is told.
+            are refused, and a reader thread reads it only while the consumer waits. Such a dataset has
+            `seed_items`.
         shard_names: Identifies the files that the indices count through, such as a checksum of their names in order. A
             state loads only if it is the same.
         grows: Later runs may find more of it, behind what there is; see `Shards`.
@@ -102,6 +102,13 @@ class DatasetLike(Protocol):
     def where(self, index: Any) -> str:
         """Where the sample comes from, for people: a file and the record in it, a source of a mix."""
         ...
+
+    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+        """Called by the loader of a dataset that `sets_worker_info`, which seeds its items itself.
+
+        Raises:
+            ValueError: Another loader has told it otherwise.
+        """
 
     def read_by_all(self) -> None:
         """Called by a loader that does not follow `order`: then no lane belongs to a single worker."""
@@ -274,6 +281,11 @@ class DatasetFacts:
     def sets_worker_info(self) -> bool:
         """See `DatasetLike`."""
         return getattr(self.dataset, "sets_worker_info", False) is True
+
+    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+        """See `DatasetLike`."""
+        if self.sets_worker_info and callable(tell := getattr(self.dataset, "seed_items", None)):
+            tell(seed_global_rngs)
 
     @property
     def source_lengths(self) -> dict[str, int] | None:

@@ -237,8 +237,7 @@ class FromDataset(DataLoaderWords):
         if lanes is None and bookmarks is None:
             source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
             map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
-            if facts.sets_worker_info:
-                facts.dataset.seed_items(seed_global_rngs)
+            facts.seed_items(seed_global_rngs)
         else:
             from penstock._loader.in_lanes import in_lanes
 

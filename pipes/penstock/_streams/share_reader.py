@@ -170,7 +170,10 @@ class ShareReader(Iterator[Any], EndOfWalk):
                 self.data.load_state_dict(state)
             self._iterator = iter(self.data)
         except StopIteration as exc:  # it would pass for the end of the share
-            raise SampleError(f"{type(self.data).__name__} raised StopIteration before its first item.") from exc
+            raise SampleError(
+                f"{type(self.data).__name__} raised StopIteration before its first item. Catch it there; a worker "
+                f"without items returns an empty iterator."
+            ) from exc
 
 
 class LateDraw(Exception):

@@ -203,9 +203,17 @@ class WorkerShares:
             )
 
     def _is_split_by_init(self, share: Share, sums: list[str]) -> bool:
-        """Whether ``worker_init_fn`` seems to have split the dataset, by its argument."""
-        first = share.worker == 0 or share.pass_ > 0
-        return self._init is not None and (first or self._run.read("head") != " ".join(sums))
+        """Whether ``worker_init_fn`` seems to have split the dataset, by its argument: with the same seeds, another
+        worker begins with other items.
+        """
+        if self._init is None:
+            return False
+        # read here, because what another process has noted may come too late
+        other = self.reader(share._replace(worker=(share.worker + 1) % self.lanes))
+        try:
+            return [checksum_of_item(item) for item in islice(other, len(sums))] != sums
+        finally:
+            other.close()
 
     def ended(self, share: Share, reader: ShareReader) -> None:
         """``share`` was read to its end.
