@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,6 @@ from penstock._loader import in_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
-
-with suppress(ImportError):
-    import tqdm
-
-    tqdm.tqdm.monitor_interval = 0  # its thread would outlive the test, and be named by others
 
 TIMEOUTS_S = {"soak": 900, "slow": 240}
 """Of a test with this mark; pyproject.toml has that of any other. They end what hangs, with the stacks of all its
