@@ -3,13 +3,17 @@ wherever, they are loaded."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset, get_worker_info
 from torch_modes import every_mode, seen
 from ways import every_way
 
+import penstock
 from penstock import Loader, Resident
 from penstock._memory.tree import leaves
 from penstock.orders import TorchOrder
@@ -160,3 +164,67 @@ def test_an_order_of_torchs_is_drawn_on_the_cpu():
     expected = TorchOrder(N, 3).plan(1).tolist()
     with torch.device("meta"):
         assert TorchOrder(N, 3).plan(1).tolist() == expected
+
+
+class WithoutGradients(IterableDataset):
+    """Yields within ``torch.no_grad``, item by item or all of them; reports the mode after each ``yield``."""
+
+    def __init__(self, around):
+        self.around = around
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        if self.around == "all":
+            with torch.no_grad():
+                for number in range(first, N, step):
+                    yield number, torch.is_grad_enabled()
+        else:
+            for number in range(first, N, step):
+                enabled = torch.is_grad_enabled()
+                with torch.no_grad():
+                    yield number, enabled
+
+
+def computed(records):
+    """A step that computes without gradients."""
+    with torch.no_grad():
+        for number, _ in records:
+            yield number, torch.is_grad_enabled()
+
+
+def opened(shard):
+    return ((number, True) for number in range(shard, N, 2))
+
+
+FORWARD = {
+    "iterable": lambda around, **way: Loader.from_dataset(WithoutGradients(around), batch_size=2, **way),
+    "own epochs": lambda around, **way: Loader.from_dataset(WithoutGradients(around), batch_size=2, lanes=2, **way),
+    "stream": lambda around, **way: Loader.from_dataset(
+        penstock.Stream(WithoutGradients(around), lanes=2, epoch_size=N), batch_size=2, **way
+    ),
+    "step": lambda around, **way: Loader.from_dataset(
+        penstock.Stream(2, opened, epoch_size=N, steps=[computed]), batch_size=2, shuffle=False, **way
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("around", ["all", "each"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_a_generator_that_yields_without_gradients_leaves_them_to_the_loop(name, around, workers):
+    """It goes on without them, after a break too. Seen to fail without workers: the loop had none, and none after it;
+    and where they were only put back, the generator went on with gradients."""
+    expected = around == "each" and name != "step"
+    for outside in (contextlib.nullcontext, torch.no_grad):
+        with FORWARD[name](around, num_workers=workers) as loader, outside():
+            mode = torch.is_grad_enabled()
+            for batches in (1, 4):
+                found = 0
+                for _, enabled in itertools.islice(loader, batches):
+                    assert torch.is_grad_enabled() == mode
+                    assert enabled.tolist() == [expected] * 2
+                    found += 1
+                assert found == batches
+            assert torch.is_grad_enabled() == mode
+        assert torch.is_grad_enabled()

@@ -18,65 +18,71 @@ MOST_BYTES: Final = 2**14
 """A larger tensor or array travels alone, because it would be copied once more."""
 
 
-class Columns(NamedTuple):
-    """Samples of one structure.
+class OfLists(NamedTuple):
+    """The columns of samples that are lists."""
 
-    ``names`` is the keys of dicts, the type of lists or tuples, or None for samples of one field. There is a column for
-    each field: a list, or a tensor or an array with a row for each sample.
+    columns: Sequence[Any]
+
+
+def in_columns(samples: list[Any]) -> Any:
+    """``samples`` in columns: one tensor or array; or, of samples with fields, a dict or a tuple of columns, or
+    `OfLists`. A column that cannot travel as one is a sequence.
+
+    Returns ``samples`` itself if none can.
     """
-
-    names: list[Any] | type | None
-    columns: list[Any]
-
-
-def in_columns(samples: list[Any]) -> Columns | list[Any]:
-    """``samples``, as `Columns` if they have tensors or arrays that can travel as one."""
     kinds = set(map(type, samples))
     if len(kinds) != 1:
         return samples
     (kind,) = kinds
-    names: Any = None
-    fields: list[Any] = [samples]
     if kind is dict:
         names = [*samples[0]]
         if any([*sample] != names for sample in samples):
             return samples
-        fields = [*zip(*(sample.values() for sample in samples), strict=True)]
+        fields = zip(*(sample.values() for sample in samples), strict=True)
     elif kind is list or kind is tuple:
-        names = kind
         if len(set(map(len, samples))) != 1:
             return samples
-        fields = [*zip(*samples, strict=True)]
-    columns = [_stacked(field) for field in fields]
-    return samples if all(type(column) is list for column in columns) else Columns(names, columns)
-
-
-def in_rows(samples: Columns | Sequence[Any]) -> Sequence[Any]:
-    """What `in_columns` was given; its tensors and arrays are views of the columns."""
-    if not isinstance(samples, Columns):
+        fields = zip(*samples, strict=True)
+    else:
+        return _stacked(samples)
+    columns = tuple(map(_stacked, fields))
+    if all(type(column) is tuple for column in columns):
         return samples
-    names, columns = samples
-    fields = [column.unbind() if type(column) is torch.Tensor else [*column] for column in columns]
-    if names is None:
-        return fields[0]
-    rows = zip(*fields, strict=True)
-    return list(map(names, rows)) if isinstance(names, type) else [dict(zip(names, row, strict=True)) for row in rows]
+    return dict(zip(names, columns, strict=True)) if kind is dict else columns if kind is tuple else OfLists(columns)
+
+
+def in_rows(samples: Any) -> Sequence[Any]:
+    """What `in_columns` was given; its tensors and arrays are views of the columns."""
+    kind = type(samples)
+    if kind is dict:
+        rows = zip(*map(_unstacked, samples.values()), strict=True)
+        return [dict(zip(samples, row, strict=True)) for row in rows]
+    if kind is tuple:
+        return [*zip(*map(_unstacked, samples), strict=True)]
+    if kind is OfLists:
+        return [*map(list, zip(*map(_unstacked, samples.columns), strict=True))]
+    return _unstacked(samples)
+
+
+def _unstacked(column: Any) -> Sequence[Any]:
+    return column.unbind() if type(column) is torch.Tensor else [*column] if type(column) is np.ndarray else column
 
 
 def _stacked(field: Sequence[Any]) -> Any:
-    """``field`` as one tensor or array, if it has plain, small ones of one shape and dtype; otherwise as a list."""
+    """``field`` as one tensor or array, if it has plain, small ones of one shape and dtype; otherwise as it is."""
     first, kind = field[0], type(field[0])
-    if (kind is torch.Tensor or kind is np.ndarray) and set(map(type, field)) == {kind}:
-        with contextlib.suppress(RuntimeError, ValueError):  # other shapes, nested or sparse tensors, several devices
-            if {value.dtype for value in field} == {first.dtype} and first.nbytes <= MOST_BYTES and _is_plain(first):
-                if kind is np.ndarray:
-                    return np.stack(field)
-                if not any(value.requires_grad for value in field):
-                    return torch.stack([*field])
-    return [*field]
+    stack: Any = torch.stack if kind is torch.Tensor else np.stack
+    with contextlib.suppress(RuntimeError, ValueError):  # other shapes, nested or sparse tensors, several devices
+        if _is_plain(first) and first.nbytes <= MOST_BYTES:
+            dtype = first.dtype
+            for value in field:
+                if type(value) is not kind or value.dtype != dtype or (kind is torch.Tensor and value.requires_grad):
+                    return field
+            return stack(field)
+    return field
 
 
 def _is_plain(value: Any) -> bool:
     if type(value) is np.ndarray:  # without dimensions, its row would be no array
         return value.ndim > 0 and value.dtype.isnative and not value.dtype.hasobject
-    return value.device.type == "cpu" and not value.is_quantized
+    return type(value) is torch.Tensor and value.is_cpu and not value.is_quantized

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -111,13 +111,17 @@ class FetchTask(Task):
         fetch, travels = self.fetch, False
         if isinstance(task, Part):
             travels = task.travels
-            fetch, task = Fetch(fetch.facts, _samples, fetch.transform), task.indices
+            fetch, task = self._uncollated, task.indices
         if meter is not None:
             fetch = fetch.measured(meter)
         value = self._fetched(fetch, task, current_row, allocate, inline)
         return in_columns(value) if travels and type(value) is list else value
 
     # A batch that several workers load in parts.
+
+    @cached_property
+    def _uncollated(self) -> Fetch:
+        return Fetch(self.fetch.facts, _samples, self.fetch.transform)
 
     def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
         """Split ``task`` into up to ``n`` parts; an empty list if it cannot be loaded sample by sample.
@@ -153,7 +157,7 @@ class FetchTask(Task):
             skipped = {failure.row for failure in failed if failure.skipped}
             failures += [failure._replace(row=part.rows[failure.row]) for failure in failed]
             kept = part.rows if not skipped else [row for place, row in enumerate(part.rows) if place not in skipped]
-            samples += zip(kept, in_rows(its or ()), strict=True)
+            samples += zip(kept, () if its is None else in_rows(its), strict=True)
         samples.sort(key=_row)
         failures.sort(key=_row)
         batch = fetch.begin(len(task.indices), allocate)
@@ -346,7 +350,7 @@ def _samples(samples: Any) -> Any:
             f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ "
             f"returned a whole batch, a {type(samples).__name__}. Return a list of samples."
         )
-    return samples
+    return samples if type(samples) is list else [*samples]
 
 
 def _load_one(fetch: Fetch) -> Callable[[Any], Any]:

@@ -40,6 +40,9 @@ class Part(NamedTuple):
     rows: Sequence[int]
     travels: bool = False
 
+    def __reduce__(self) -> Any:
+        return Part, (self.indices, (), self.travels)  # the worker does not need the rows
+
 
 class Loaded(NamedTuple):
     """A batch whose samples are loaded: the ``values`` of its parts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, final
 
 import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
@@ -62,6 +62,31 @@ def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **options)
 
     return called
+
+
+@final
+class GradientMode:
+    """The gradient mode of a user's iterator, in which it goes on; a context to read it in.
+
+    ``with torch.no_grad(): yield item`` leaves the thread without gradients until the next item. Outside of this
+    context, that must reach neither the training loop nor another iterator.
+    """
+
+    __slots__ = ("_enabled", "_outside")
+
+    def __init__(self) -> None:
+        self._enabled: bool | None = None  # None: as it is outside
+
+    def __enter__(self) -> None:
+        self._outside = is_grad_enabled()
+        if self._enabled is not None:
+            torch.set_grad_enabled(self._enabled)
+
+    def __exit__(self, *exc: object) -> None:
+        enabled = is_grad_enabled()
+        self._enabled = None if enabled == self._outside else enabled
+        if self._enabled is not None:
+            torch.set_grad_enabled(self._outside)
 
 
 @contextlib.contextmanager

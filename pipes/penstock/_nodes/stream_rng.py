@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, final
 
 from penstock._fetch.held_generators import HeldGenerators
-from penstock._memory.modes import neutral_modes
+from penstock._memory.modes import GradientMode, neutral_modes
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.orders import checked_seed
 from penstock._random.splitmix import GAMMA, mixed
@@ -47,6 +47,7 @@ class StreamRng:
         self._seeds = False  # whether this read does
         self._held = HeldGenerators(self._key, {"iterable": facts.dataset} if held else {}, enabled and held)
         self._watched = not enabled
+        self._gradients = GradientMode()
 
     @contextlib.contextmanager
     def kept(self, anew: bool = False) -> Iterator[None]:
@@ -55,11 +56,14 @@ class StreamRng:
         ``anew``: a pass begins, so what the iterable holds is looked for.
         """
         self._seeds = self._enabled and not reads_ahead()
+        if anew:
+            self._gradients = GradientMode()
         if anew and self._seeds:
             self._held.expire()
             self._held.refresh()
         with (
             neutral_modes(),
+            self._gradients,
             global_rngs_kept() if self._seeds else contextlib.nullcontext(),
             self._held.kept(self._seeds),
         ):

@@ -83,26 +83,28 @@ class ShareReader(Iterator[Any], EndOfWalk):
         self.data = self._copies()
         self._info = self._share.info(self.data)
         self._iterator: Any = None
+        self._next: Callable[[], Any] = self._first
         self._begins = True  # nothing was read yet
         self.attributes: dict[str, Any] = {}
 
     def __next__(self) -> Any:
-        item = self._ahead.popleft() if self._ahead else self._read()
+        if self._ahead:
+            item = self._ahead.popleft()
+        else:
+            try:
+                item = self._seeding.read(self._next, self._share, self.n, begins=self._begins)
+            except LateDraw:
+                item = self._read_again()
+            self._begins = False
         self.n += 1
         return item
 
-    def _read(self) -> Any:
-        number = self.n + len(self._ahead)
-        try:
-            item = self._seeding.read(self._next, self._share, number, begins=self._begins)
-            self._begins = False
-            return item
-        except LateDraw:
-            self.close()
-            self._open()
-            for before in range(number):
-                self._seeding.read(self._next, self._share, before)
-            return self._seeding.read(self._next, self._share, number)
+    def _read_again(self) -> Any:
+        self.close()
+        self._open()
+        for before in range(self.n):
+            self._seeding.read(self._next, self._share, before)
+        return self._seeding.read(self._next, self._share, self.n)
 
     @property
     def asked(self) -> bool:
@@ -131,13 +133,14 @@ class ShareReader(Iterator[Any], EndOfWalk):
         self.n = n
         try:
             self._seeding.read(partial(self._resume, state, late=late), self._share, 0, begins=True)
-            for _ in sums:
-                self._ahead.append(self._read())
+            items = [next(self) for _ in sums]
         except Exception as exc:
             if not is_own_error(exc):
                 raise
             return False
-        return [checksum_of_item(item) for item in self._ahead] == sums
+        self.n = n
+        self._ahead.extend(items)
+        return [checksum_of_item(item) for item in items] == sums
 
     def close(self) -> None:
         """Close the iterator of the copy."""
@@ -145,11 +148,10 @@ class ShareReader(Iterator[Any], EndOfWalk):
             with suppress_own():
                 close()
 
-    def _next(self) -> Any:
-        if self._iterator is None:
-            with seen_as(self._info):
-                self._begin()
-        return next_as(self._info, self._iterator)
+    def _first(self) -> Any:
+        with seen_as(self._info):
+            self._begin()
+        return self._next()
 
     def _resume(self, state: Any, *, late: bool) -> None:
         with seen_as(self._info):
@@ -169,6 +171,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
             if state is not None:
                 self.data.load_state_dict(state)
             self._iterator = iter(self.data)
+            self._next = partial(next_as, self._info, self._iterator)
         except StopIteration as exc:  # it would pass for the end of the share
             raise SampleError(
                 f"{type(self.data).__name__} raised StopIteration before its first item. Catch it there; a worker "
@@ -196,6 +199,7 @@ class ItemSeeding:
         self.on = on
         self.drew = self._watched = False
         self._calm = 0  # items that drew nothing
+        self._is_calm = False  # nothing seems to draw
         self._watch = GlobalRngSnapshot()
 
     def several(self, read: Callable[[], T]) -> T:
@@ -220,10 +224,6 @@ class ItemSeeding:
         self._check(before)
         return items
 
-    @property
-    def _is_calm(self) -> bool:
-        return self.on is True and not self.drew and self._calm >= CALM
-
     def read(self, read: Callable[[], Any], share: Share, n: int, *, begins: bool = False) -> Any:
         """``read()``, with the generators seeded for item ``n`` of ``share``. ``begins``: in any case.
 
@@ -242,17 +242,19 @@ class ItemSeeding:
                 finally:
                     self.drew = self.drew or before is None or self._watch.look() != before
                     self._calm += 1
+                    self._is_calm = self.on is True and not self.drew and self._calm >= CALM
         try:
             item = read()
         except BaseException as exc:
             self._check(before, raises=is_own_error(exc))
             raise
-        self._check(before)
+        if self._watch.look() is not before:
+            self._check(before)
         return item
 
     def _check(self, before: States, *, raises: bool = True) -> None:
         if self._watch.look() != before:
-            self.drew = True
+            self.drew, self._is_calm = True, False
             self._watch.put_back(before)
             if raises:
                 raise LateDraw

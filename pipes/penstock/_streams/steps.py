@@ -23,6 +23,7 @@ from penstock._arguments import Shown
 from penstock._errors import ClosedError, GraphError, first_time
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
+from penstock._memory.modes import GradientMode
 from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
@@ -177,6 +178,7 @@ class ShardRun(Iterator[Any]):
         self._read = False  # whether the last record was read ahead
         self._stages: list[Generator[Any]] = []
         self._closed = self._ended = False
+        self._gradients = GradientMode()
         self._given = 0
         shuffled = False
         for step in self._steps:
@@ -194,7 +196,8 @@ class ShardRun(Iterator[Any]):
             return 0
         token = current.set(self._cursor)
         try:
-            number: int = seek(output)
+            with self._gradients:
+                number: int = seek(output)
         finally:
             current.reset(token)
         self._cursor.records, self._cursor.at = number, RecordId(number)
@@ -237,7 +240,8 @@ class ShardRun(Iterator[Any]):
                 # Reading may draw random numbers, so a record needs its name before it is read; record 0 has had one
                 # since the run was made.
                 cursor.at = tag = RecordId(number) if number else at
-                record = next(self._iterator, _END)
+                with self._gradients:
+                    record = next(self._iterator, _END)
             except Exception as exc:
                 record = Unreadable(exc)
             finally:
@@ -272,7 +276,8 @@ class ShardRun(Iterator[Any]):
         try:
             if not self._stages:
                 self._begin()
-            output = next(self._stages[-1])
+            with self._gradients:
+                output = next(self._stages[-1])
             self._given += 1
             if before is not None and _looked() != before:
                 self._drew(self._cursor.reading_drew)
@@ -301,7 +306,7 @@ class ShardRun(Iterator[Any]):
         stages, self._stages, records, iterator = self._stages, [], self._records, self._iterator
         self._records, self._iterator = (), iter(())
         self._ahead.clear()
-        with contextlib.ExitStack() as stack:
+        with self._gradients, contextlib.ExitStack() as stack:
             stack.callback(close, records)
             stack.callback(close, iterator)
             for stage in stages:

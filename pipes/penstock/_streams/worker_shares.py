@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -37,7 +37,7 @@ from penstock._streams.share_states import LARGEST, Mark, ShareStates, checksum_
 from penstock._streams.steps import ShardRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from penstock._streams.steps import Step
     from penstock._workers.lifetime import Closing
@@ -281,7 +281,7 @@ class WorkerShares:
 
 
 @final
-class ShareRecords(Iterator[Any]):
+class ShareRecords(Iterable[Any]):
     """The items of a share, read again after an ``OSError``.
 
     Can `seek` while nothing was read. Takes marks as often as that pays.
@@ -291,7 +291,7 @@ class ShareRecords(Iterator[Any]):
         self._of = of
         self._share = share
         self._options: Any = {"retries": retries, "closing": closing, "seeks": True}
-        self._items: Iterator[Any] | None = None
+        self._items: Iterable[Any] | None = None
         self._reader: ShareReader | None = None
         self._sought: ShareReader | None = None  # stands where reading begins
         self._first: list[str] | None = []  # checksums of the first items, until they are enough
@@ -310,14 +310,20 @@ class ShareRecords(Iterator[Any]):
         self._first = None
         return self._sought.n
 
-    def __next__(self) -> Any:
-        if self._items is None:
-            start = 0 if self._sought is None else self._sought.n
-            self._items = iter_with_retries(
-                self._opened, self._share.worker, self._of.label(self._share.worker), start=start, **self._options
-            )
+    def __iter__(self) -> Generator[Any]:
+        of, share, label = self._of, self._share, self._of.label(self._share.worker)
+        start = 0 if self._sought is None else self._sought.n
+        items = self._items = iter_with_retries(self._opened, share.worker, label, start=start, **self._options)
+        states = of.states
         try:
-            item = next(self._items, _END)
+            for item in items:
+                if self._first is not None:
+                    self._first.append(checksum_of_item(item))
+                    if len(self._first) == CHECKED:
+                        self._begun()
+                if states is not None and states.used and (self._taken or time.perf_counter() >= self._due):
+                    self._mark(states, item)
+                yield item
         except ValueError as exc:
             if "read-only" in str(exc):
                 annotate(
@@ -326,20 +332,15 @@ class ShareRecords(Iterator[Any]):
                     "changed",
                 )
             raise
-        reader = self._reader
-        assert reader is not None
-        if self._first is not None and (reader.n <= CHECKED or item is _END):
-            if item is not _END:
-                self._first.append(checksum_of_item(item))
-            if len(self._first) == CHECKED or (item is _END and self._first):
-                self._of.begun(self._share, reader, self._first)
-                self._first = None
-        if item is _END:
-            self._of.ended(self._share, reader)
-            raise StopIteration
-        if self._of.states is not None and self._of.states.used:
-            self._mark(self._of.states, reader, item)
-        return item
+        self._begun()
+        assert self._reader is not None
+        of.ended(share, self._reader)
+
+    def _begun(self) -> None:
+        sums, self._first = self._first, None
+        if sums:
+            assert self._reader is not None
+            self._of.begun(self._share, self._reader, sums)
 
     def close(self) -> None:
         """Close what is open."""
@@ -348,7 +349,7 @@ class ShareRecords(Iterator[Any]):
         for one in opened:
             close(one)
 
-    def _opened(self, worker: int, start: int) -> Iterator[Any]:
+    def _opened(self, worker: int, start: int) -> ShareReader:
         sought, self._sought, self._taken = self._sought, None, None
         self._reader = reader = sought or self._nearest(start) or self._of.reader(self._share)
         while reader.n < start:
@@ -370,12 +371,11 @@ class ShareRecords(Iterator[Any]):
         self._of.forget_states("loaded into a copy it did not lead to the same next items", share=self._share, n=mark.n)
         return None
 
-    def _mark(self, states: ShareStates, reader: ShareReader, item: Any) -> None:
+    def _mark(self, states: ShareStates, item: Any) -> None:
         began = time.perf_counter()
         if self._taken is None:
-            if began < self._due:
-                return
-            self._sums, self._taken = [], self._state(reader)
+            assert self._reader is not None
+            self._sums, self._taken = [], self._state(self._reader)
         else:
             self._sums.append(checksum_of_item(item))
             if len(self._sums) == CHECKED:
@@ -439,6 +439,3 @@ def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, ot
         settings=settings,
         folder=None if isinstance(bookmarks, bool) else os.path.abspath(bookmarks),
     )
-
-
-_END: Final = object()

@@ -54,7 +54,7 @@ long.
 """
 _MOST_PLAIN = 255
 """The most batches in a row that go unmeasured."""
-_LOOK_NS = 50_000_000
+_LOOK_NS = 500_000_000
 """The least time between two checks of the processor time and of Python's lock, which cost up to 150 µs."""
 _NAP_S = 5e-5
 """How long a thread gives up Python's lock, so that another thread that waits for it wakes up and takes it."""
