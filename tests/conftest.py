@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -62,10 +63,12 @@ def fonts() -> None:
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu"):
         wake_the_accelerator()
-    if (monitor := getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "monitor", None)) is not None:
-        # another library's bar has started this thread for good, and it would be named among those that may have drawn
-        monitor.exit()
-        sys.modules["tqdm"].tqdm.monitor = None
+    for thread in threading.enumerate():
+        if thread.name == "tqdm_monitor":
+            # another library's bar has started it for good, and it would be named among those that may have drawn
+            monitor: Any = thread
+            monitor.exit()
+            monitor.tqdm_cls.monitor = None
     # a loader that another test has left in the middle of an epoch is in step with nobody here
     in_step._started.clear()
     with ExitStack() as stack:

@@ -87,6 +87,24 @@ class Examples(Saved):
             yield Example(torch.tensor([record, worker]), {name, "a", "b"}, name, name)
 
 
+class ByMode(Saved):
+    """Items that tell whether there were gradients, and are yielded without."""
+
+    def __iter__(self):
+        for item in super().__iter__():
+            enabled = torch.is_grad_enabled()
+            with torch.no_grad():
+                yield *item, enabled
+
+
+@pytest.mark.parametrize("way", [endless, in_epochs])
+def test_a_state_is_proved_in_the_mode_of_a_new_thread(tmp_path, said, way):
+    """Seen to fail: the copy was read without gradients, so its items were others, and the states were not used."""
+    found = resumed(lambda: way(ByMode(LENGTHS, None), tmp_path / "marks"), 100, 20)
+    assert found == [(*item, True) for item in islice(stream(LENGTHS, LANES), 120)]
+    assert said() == []
+
+
 KINDS = [Saved, Restarting, OwnIterator]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from penstock._errors import StateError
-from penstock._memory.buffers import DTYPES
+from penstock._memory.buffers import DTYPES, flat_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -100,8 +100,7 @@ def _encoded(value: Any) -> Any:
     if kind in (bytes, bytearray):
         return {TAG: kind.__name__, "data": _text(value)}
     if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes()
+        data = flat_bytes(value).tobytes()
         return {
             TAG: "tensor",
             "dtype": str(value.dtype).removeprefix("torch."),

@@ -19,6 +19,7 @@ import torch
 from penstock._arguments import checksum
 from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.held import SMALL, held
+from penstock._memory.buffers import flat_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,7 +120,7 @@ def _reader(value: Any) -> Callable[[], bytes] | None:
         small = (
             plain.device.type == "cpu" and plain.layout == torch.strided and plain.nbytes <= SMALL and plain.is_shared()
         )
-        return (lambda: value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()) if small else None
+        return (lambda: flat_bytes(value).tobytes()) if small else None
     if isinstance(value, np.ndarray):
         return value.tobytes if value.nbytes <= SMALL and not value.dtype.hasobject and _is_view(value) else None
     if _is_a(value, "multiprocessing.sharedctypes", "SynchronizedBase"):

@@ -98,5 +98,16 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """
     if dtype_name(tensor.dtype) in IN_NUMPY and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.numpy()
-    flat: np.ndarray = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flat_bytes(tensor)
+
+
+def flat_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The contiguous bytes of a tensor, as uint8: a view if it is on the CPU and contiguous, else a copy.
+
+    Raises:
+        RuntimeError: As `bytes_of`, or it is not strided.
+    """
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # a single number may have any stride, even so, and then it cannot be viewed as bytes
+    flat: np.ndarray = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
     return flat

@@ -48,7 +48,7 @@ class LaneOwners:
 
         Empty if the values are not whole numbers.
         """
-        if not isinstance(task.values, np.ndarray | int):
+        if not isinstance(task.values, np.ndarray if task.is_batch else int):
             return {}
         lanes = np.atleast_1d(task.positions if self._by_position else task.values) % self._lanes
         if not self._pieces:

@@ -22,6 +22,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from penstock._errors import is_own_error
 from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of, modules_of
+from penstock._memory.buffers import flat_bytes
 from penstock._nodes.sampler_traits import seedable, wrapped
 
 _OBJECTS: Final = 5_000
@@ -170,12 +171,11 @@ class _Reader(pickle.Pickler):
         if id(value) in self._seeded:
             return _was, ()
         if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous()
             return _was, (
                 str(value.dtype),
                 str(value.device),
                 tuple(value.shape),
-                plain.reshape(-1).view(torch.uint8).numpy(),
+                flat_bytes(value),
                 vars(value),
                 value.grad if value.is_leaf or value.retains_grad else None,
             )

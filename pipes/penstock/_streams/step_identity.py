@@ -25,6 +25,7 @@ import torch
 from penstock._arguments import checksum
 from penstock._errors import first_time
 from penstock._fetch.held import closure_of, globals_of, is_library_file, is_users
+from penstock._memory.buffers import flat_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -172,8 +173,7 @@ class PlainValues:
             return f"{value.dtype.str} {value.shape} {checksum(np.ascontiguousarray(value).tobytes())}"
         if isinstance(value, torch.Tensor):
             with contextlib.suppress(Exception):  # e.g. a sparse tensor
-                plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                return f"{value.dtype} {tuple(value.shape)} {checksum(plain.numpy().tobytes())}"
+                return f"{value.dtype} {tuple(value.shape)} {checksum(flat_bytes(value).tobytes())}"
         elif isinstance(value, list | tuple):
             return self._all(value, where)
         elif isinstance(value, set | frozenset):

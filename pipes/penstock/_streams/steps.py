@@ -269,23 +269,31 @@ class ShardRun(Iterator[Any]):
             if self._ended:
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
-        token = current.set(self._cursor)
+        cursor = self._cursor
+        token = current.set(cursor)
         # Checked at outputs 0, 1, 2, 4, 8, …, because each look costs 1 to 2 us.
         before = None if self._given & (self._given - 1) else _looked()
-        self._cursor.watched, self._cursor.reading_drew = before is not None, False
         try:
-            if not self._stages:
-                self._begin()
-            with self._gradients:
-                output = next(self._stages[-1])
+            if self._steps:
+                cursor.watched, cursor.reading_drew = before is not None, False
+                if not self._stages:
+                    self._begin()
+                with self._gradients:
+                    output = next(self._stages[-1])
+            else:  # as `_numbered`, in half the time, because no step keeps a record or its name
+                cursor.at.number, cursor.at.made, cursor.reading_drew = cursor.records, None, True
+                with self._gradients:
+                    output = next(self._iterator)
+                cursor.place = cursor.records
+                cursor.records += 1
             self._given += 1
             if before is not None and _looked() != before:
-                self._drew(self._cursor.reading_drew)
+                self._drew(cursor.reading_drew)
             return output
         except StopIteration:
             self._ended = True
         except BaseException as exc:
-            annotate(exc, f"at record {self._cursor.at.number} of shard {self._shard}")
+            annotate(exc, f"at record {cursor.at.number} of shard {self._shard}")
             with contextlib.suppress(Exception):
                 self.close()
             raise

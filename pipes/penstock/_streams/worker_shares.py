@@ -28,6 +28,7 @@ from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.first_items import MOST, FirstItems
+from penstock._memory.modes import neutral_modes
 from penstock._random.lane_order import MOST_LANES
 from penstock._random.sample_rng import epoch_word
 from penstock._streams.retrying import close, iter_with_retries
@@ -210,10 +211,11 @@ class WorkerShares:
             return False
         # read here, because what another process has noted may come too late
         other = self.reader(share._replace(worker=(share.worker + 1) % self.lanes))
-        try:
-            return [checksum_of_item(item) for item in islice(other, len(sums))] != sums
-        finally:
-            other.close()
+        with neutral_modes():
+            try:
+                return [checksum_of_item(item) for item in islice(other, len(sums))] != sums
+            finally:
+                other.close()
 
     def ended(self, share: Share, reader: ShareReader) -> None:
         """``share`` was read to its end.
@@ -384,7 +386,8 @@ class ShareRecords(Iterable[Any]):
                     return
                 if not states.proved:
                     states.proved = True
-                    close(self._at(mark))
+                    with neutral_modes():
+                        close(self._at(mark))
                 if states.used:
                     try:
                         states.add(self._share.worker, mark)
