@@ -72,6 +72,7 @@ def rate_of(loader: Any, batch_size: int, seconds: float) -> tuple[float, float]
 
 
 def make(work: Callable[[], Any], seconds: float, rates: SimpleQueue[float]) -> None:
+    """What a process without a loader does; puts its samples per second into ``rates``."""
     torch.set_num_threads(1)
     samples, began, count = iter(Samples(work)), time.perf_counter(), 0
     while time.perf_counter() - began < seconds:

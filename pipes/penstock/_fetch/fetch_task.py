@@ -344,7 +344,7 @@ _row = itemgetter(0)
 
 
 def _samples(samples: Any) -> Any:
-    """The ``collate_fn`` of a `Part`: returns the samples unchanged."""
+    """The ``collate_fn`` of a `Part`: returns the samples as a list, because a tuple would pass for their columns."""
     if not are_samples(samples):
         raise TypeError(
             f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ "

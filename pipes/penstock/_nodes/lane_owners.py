@@ -40,24 +40,22 @@ class LaneOwners:
         self._workers = workers
         self.share = lanes // math.gcd(lanes, world_size)
         self._pieces = 0  # decided by the first batch
-        self._owners = np.full(lanes, -1)  # of each lane; -1: it was not seen yet
-        self._seen = 0  # lanes so far; after a jump there may be more than this rank's share
+        # of each lane seen so far, in the order of appearance; after a jump there may be more than this rank's share
+        self._places: dict[int, int] = {}
 
     def rows(self, task: Indices) -> dict[int, list[int]]:
         """The rows of a batch by owner, in ascending order; a single index is row 0.
 
         Empty if the values are not whole numbers.
         """
-        if not isinstance(task.values, np.ndarray if task.is_batch else int):
-            return {}
-        lanes = np.atleast_1d(task.positions if self._by_position else task.values) % self._lanes
+        values = task.plain() if task.is_batch else [task.values]
+        numbers = values if not self._by_position else np.asarray(task.positions).reshape(-1).tolist()
         if not self._pieces:
-            self._pieces = self._workers * max(1, self.share // (self._workers * max(1, len(lanes))))
-        owners = self._owners[lanes]
-        if (owners < 0).any():
-            for lane in lanes.tolist():
-                if self._owners[lane] < 0:
-                    self._owners[lane] = self._seen * self._pieces // self.share % self._workers
-                    self._seen += 1
-            owners = self._owners[lanes]
-        return {owner: np.flatnonzero(owners == owner).tolist() for owner in dict.fromkeys(owners.tolist())}
+            self._pieces = self._workers * max(1, self.share // (self._workers * max(1, len(values))))
+        rows: dict[int, list[int]] = {}
+        for row, (index, number) in enumerate(zip(values, numbers, strict=True)):
+            if not isinstance(index, int):
+                return {}
+            place = self._places.setdefault(number % self._lanes, len(self._places))
+            rows.setdefault(place * self._pieces // self.share % self._workers, []).append(row)
+        return rows

@@ -51,16 +51,17 @@ class StreamRng:
 
     @contextlib.contextmanager
     def kept(self, anew: bool = False) -> Iterator[None]:
-        """In this context `seed` works, and torch's modes are neutral. Afterwards the caller's generators are restored.
+        """In this context `seed` works, and torch's modes are neutral, except for gradients, which are as the iterable
+        left them. Afterwards the caller's generators and modes are restored.
 
         ``anew``: a pass begins, so what the iterable holds is looked for.
         """
         self._seeds = self._enabled and not reads_ahead()
         if anew:
             self._gradients = GradientMode()
-        if anew and self._seeds:
-            self._held.expire()
-            self._held.refresh()
+            if self._seeds:
+                self._held.expire()
+                self._held.refresh()
         with (
             neutral_modes(),
             self._gradients,

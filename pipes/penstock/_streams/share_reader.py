@@ -12,6 +12,7 @@ which no look notices.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -83,7 +84,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
         self.data = self._copies()
         self._info = self._share.info(self.data)
         self._iterator: Any = None
-        self._next: Callable[[], Any] = self._first
+        self._next: Callable[[], Any] = self._begin_and_next
         self._begins = True  # nothing was read yet
         self.attributes: dict[str, Any] = {}
 
@@ -148,7 +149,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
             with suppress_own():
                 close()
 
-    def _first(self) -> Any:
+    def _begin_and_next(self) -> Any:
         with seen_as(self._info):
             self._begin()
         return self._next()
@@ -198,8 +199,7 @@ class ItemSeeding:
     def __init__(self, on: bool | Literal["always"]) -> None:
         self.on = on
         self.drew = self._watched = False
-        self._calm = 0  # items that drew nothing
-        self._is_calm = False  # nothing seems to draw
+        self._calm = 0 if on is True else -math.inf  # items that drew nothing; minus infinity: each is seeded
         self._watch = GlobalRngSnapshot()
 
     def several(self, read: Callable[[], T]) -> T:
@@ -210,7 +210,7 @@ class ItemSeeding:
         Raises:
             LateDraw: One of them drew. The share must be read again.
         """
-        before = self._watch.look() if self._is_calm else None
+        before = self._watch.look() if self._calm >= CALM else None
         if before is None:
             return read()
         self._watched = True
@@ -232,7 +232,7 @@ class ItemSeeding:
         """
         if not self.on or (self._watched and not begins):
             return read()
-        before = self._watch.look() if self._is_calm and not begins else None
+        before = self._watch.look() if self._calm >= CALM and not begins else None
         if before is None:
             with global_rngs_kept():
                 seed_globals(share.seed, share.pass_, n)
@@ -240,21 +240,20 @@ class ItemSeeding:
                 try:
                     return read()
                 finally:
-                    self.drew = self.drew or before is None or self._watch.look() != before
                     self._calm += 1
-                    self._is_calm = self.on is True and not self.drew and self._calm >= CALM
+                    if before is None or self._watch.look() != before:
+                        self.drew, self._calm = True, -math.inf
         try:
             item = read()
         except BaseException as exc:
             self._check(before, raises=is_own_error(exc))
             raise
-        if self._watch.look() is not before:
-            self._check(before)
+        self._check(before)
         return item
 
     def _check(self, before: States, *, raises: bool = True) -> None:
         if self._watch.look() != before:
-            self.drew, self._is_calm = True, False
+            self.drew, self._calm = True, -math.inf
             self._watch.put_back(before)
             if raises:
                 raise LateDraw

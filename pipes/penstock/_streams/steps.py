@@ -281,14 +281,13 @@ class ShardRun(Iterator[Any]):
                 with self._gradients:
                     output = next(self._stages[-1])
             else:  # as `_numbered`, in half the time, because no step keeps a record or its name
-                cursor.at.number, cursor.at.made, cursor.reading_drew = cursor.records, None, True
+                cursor.at.number, cursor.at.made = cursor.records, None
                 with self._gradients:
                     output = next(self._iterator)
-                cursor.place = cursor.records
                 cursor.records += 1
             self._given += 1
             if before is not None and _looked() != before:
-                self._drew(cursor.reading_drew)
+                self._drew(cursor.reading_drew or not self._steps)
             return output
         except StopIteration:
             self._ended = True

@@ -255,7 +255,7 @@ class Stream(Sharded):
         except Exception as exc:
             mark_of_stream(exc)
             raise
-        return record if self._transform is None else self._transform(record)
+        return self._transformed(record)
 
     def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
         """The order of the items; see `DatasetLike`.

@@ -211,7 +211,7 @@ class WorkerShares:
             return False
         # read here, because what another process has noted may come too late
         other = self.reader(share._replace(worker=(share.worker + 1) % self.lanes))
-        with neutral_modes():
+        with neutral_modes():  # the share that is read may have left this thread without gradients
             try:
                 return [checksum_of_item(item) for item in islice(other, len(sums))] != sums
             finally:
@@ -386,7 +386,7 @@ class ShareRecords(Iterable[Any]):
                     return
                 if not states.proved:
                     states.proved = True
-                    with neutral_modes():
+                    with neutral_modes():  # as a resumed run reads it, whatever this share has left
                         close(self._at(mark))
                 if states.used:
                     try:
