@@ -228,7 +228,7 @@ def test_a_mesh_dimension(group):
         {"rank": True, "world_size": 2},
         {"rank": 0, "world_size": 0},
         {"tail": "cut"},
-        {"split": "batches"},
+        {"split": "cards"},
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(bad):
@@ -338,7 +338,7 @@ def test_what_a_state_and_a_graph_say_of_it():
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        ({"split": "batches"}, ValueError, "^split='batches' must be 'items' or 'within'.$"),
+        ({"split": "cards"}, ValueError, "^split='batches' must be 'items' or 'within'.$"),
         ({"tail": "cut"}, ValueError, "^tail='cut' must be"),
         (
             {"split": "within", "sharded_by": "own"},

@@ -90,7 +90,7 @@ class FromDataset(DataLoaderWords):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        split: Literal["items", "own", "within"] | None = None,
+        split: Literal["items", "batches", "own", "within"] | None = None,
         lanes: int | None = None,
         bookmarks: str | os.PathLike[str] | None = None,
         tail: Tail | None = None,
@@ -158,10 +158,10 @@ class FromDataset(DataLoaderWords):
             world_size: Number of ranks; pass it together with ``rank``.
             mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same
                 items.
-            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``;
-                see `Sharder`. With a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams
-                need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream
-                splits itself); see `IterableSource`.
+            split: How ranks share the data. By index: ``"items"`` (default), ``"batches"``, which gives each rank whole
+                batches of the order, as Accelerate does, or, with ``batch_sampler``, ``"within"``; see `Sharder`. With a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams
+                need a choice: ``"items"`` or ``"batches"`` (every rank reads everything and keeps its share), or
+                ``"own"`` (the stream splits itself); see `IterableSource`.
             lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches
                 that so many workers of a ``DataLoader`` would make, read by ``num_workers`` processes, and resumed with
                 any number of them. On one rank; for several, and for a stream without epochs, see `Stream`.
@@ -260,7 +260,7 @@ class FromDataset(DataLoaderWords):
             worker_init_fn = None  # it is called for each lane
 
         root, mapper = _graph_of(
-            _dealt(source, shares),
+            _dealt(source, shares, facts),
             map_fn,
             device,
             pin_memory,
@@ -348,6 +348,7 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
 
 
 def _stream(facts: DatasetFacts, seed: int, split: Any, seed_global_rngs: bool) -> Node[Any]:
+    split = "items" if split == "batches" else split  # who reads what is the same
     if not isinstance(facts.dataset, Node):
         from penstock._nodes.iterable_source import IterableSource
 
@@ -385,9 +386,18 @@ def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
 # From the source to the graph.
 
 
-def _dealt(source: Node[Any], shares: Shares) -> Node[Any]:
-    tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else "pad")
-    split: Literal["items", "within"] = "within" if shares.split == "within" else "items"
+def _dealt(source: Node[Any], shares: Shares, facts: DatasetFacts) -> Node[Any]:
+    split = None if shares.split == "own" else shares.split
+    if facts.lanes is not None or facts.cuts is not None:
+        if split == "batches":
+            raise ValueError(
+                f"split='batches' would make every rank read all shards of {facts.name}. Use split='items', with which "
+                f"each rank reads its own lanes."
+            )
+        split = split or "items"
+    elif shares.batch_size is None and split == "batches":
+        split = "items"  # each item is a batch, or a sample that is one
+    tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else None)
     node = Sharder(
         Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs
     )

@@ -56,7 +56,7 @@ class Batcher(IndexNode[Any]):
                 f"batch_size={self.ramp} counts the samples since the start of training, but "
                 f"{type(self.first).__name__} does not. Use a dataset with an order."
             )
-        if drop_last and self.facts.rank_settings.get("tail") == "exact":
+        if drop_last and self.facts.rank_settings.get("dealt", {}).get("tail") == "exact":
             raise ValueError(
                 "drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two."
             )
@@ -74,7 +74,7 @@ class Batcher(IndexNode[Any]):
         source = (place_of(place) or (0, None))[1]
         if self.ramp is None or source is None:
             return super().left(place)
-        (rank, world_size), tail = ranks_of(self), self.facts.rank_settings.get("tail", "drop")
+        (rank, world_size), tail = ranks_of(self), self.facts.rank_settings.get("dealt", {}).get("tail", "drop")
         first: Any = self.first
         left, number, batches_left = first.left(source), first.skips.kept(first.passed(source)), 0
         while left:

@@ -314,7 +314,7 @@ class _Evaluation:
         return iter(self._batches)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._batches.loader)
 
 
 @final
