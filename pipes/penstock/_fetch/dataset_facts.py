@@ -273,6 +273,12 @@ class DatasetFacts:
         return _number(getattr(self.dataset, "forward_lanes", None))
 
     @property
+    def is_read_in_lanes(self) -> bool:
+        """Whether ranks that are dealt single items read different shards, of it or of a source of a mix."""
+        parts = (self.dataset, *(self.dataset.datasets if isinstance(self.dataset, ConcatDataset) else ()))
+        return self.lanes is not None or any(hasattr(part, "read_by_all") for part in parts)
+
+    @property
     def cuts(self) -> int | None:
         """The number of lanes per epoch, determined in the same way."""
         return _number(getattr(self.dataset, "forward_cuts", None))

@@ -159,9 +159,10 @@ class FromDataset(DataLoaderWords):
             mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same
                 items.
             split: How ranks share the data. By index: ``"items"`` (default), ``"batches"``, which gives each rank whole
-                batches of the order, as Accelerate does, or, with ``batch_sampler``, ``"within"``; see `Sharder`. With a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams
-                need a choice: ``"items"`` or ``"batches"`` (every rank reads everything and keeps its share), or
-                ``"own"`` (the stream splits itself); see `IterableSource`.
+                batches of the order, as Accelerate does, or, with ``batch_sampler``, ``"within"``; see `Sharder`. With
+                a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams need a choice:
+                ``"items"`` or ``"batches"`` (every rank reads everything and keeps its share), or ``"own"`` (the stream
+                splits itself); see `IterableSource`.
             lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches
                 that so many workers of a ``DataLoader`` would make, read by ``num_workers`` processes, and resumed with
                 any number of them. On one rank; for several, and for a stream without epochs, see `Stream`.
@@ -388,19 +389,18 @@ def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
 
 def _dealt(source: Node[Any], shares: Shares, facts: DatasetFacts) -> Node[Any]:
     split = None if shares.split == "own" else shares.split
-    if facts.lanes is not None or facts.cuts is not None:
-        if split == "batches":
-            raise ValueError(
-                f"split='batches' would make every rank read all shards of {facts.name}. Use split='items', with which "
-                f"each rank reads its own lanes."
-            )
-        split = split or "items"
-    elif shares.batch_size is None and split == "batches":
+    if facts.is_read_in_lanes and split == "batches":
+        raise ValueError(
+            f"split='batches' would make every rank read all shards of {facts.name}. Use split='items', with which "
+            f"each rank reads its own lanes."
+        )
+    if shares.batch_size is None and split == "batches":
         split = "items"  # each item is a batch, or a sample that is one
     tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else None)
     node = Sharder(
         Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs
     )
+    node.has_no_choice = facts.is_read_in_lanes
     return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
 
 

@@ -75,6 +75,8 @@ class Sharder(IndexNode[T]):
 
     __module__ = "penstock.nodes"
 
+    has_no_choice = False  # whether the source can only be dealt by items
+
     def __init__(
         self,
         source: BaseNode[T],
@@ -239,7 +241,7 @@ class Sharder(IndexNode[T]):
             Whether it deals by ``split``.
         """
         if self._ranks.pinned is None and self._split != "own" and self._costs is None:
-            if "split" in self._left_open:
+            if "split" in self._left_open and not self.has_no_choice:
                 self.split = self._split = self._dealt["split"] = split
             if "tail" in self._left_open:
                 self.tail = self._dealt["tail"] = tail

@@ -80,7 +80,7 @@ class AccelerateLoader(DataLoader[T]):
         self.accelerator = accelerator
         self._remainder = remainder
         self._begun = False
-        self._window: _Window | None = None  # belongs to the newest pass
+        self._pass: object = None  # the newest one
         nodes = list(loader.root.chain())
         self._sharder = next((node for node in nodes if isinstance(node, Sharder)), None)
         self._batcher = next((node for node in nodes if isinstance(node, Batcher)), None)
@@ -92,42 +92,56 @@ class AccelerateLoader(DataLoader[T]):
     # What Accelerate asks of a DataLoader that was prepared.
 
     _is_accelerate_prepared = True  # by itself: `prepare` returns it as it is
+    end_of_dataloader = False  # `GradientState` reads these two
+    remainder = 0
 
     @property
     def dataset(self) -> Any:  # type: ignore[override]
+        """The loader's dataset."""
         return self.loader.dataset
 
     @property
     def batch_size(self) -> Any:  # type: ignore[override]
+        """Samples per batch on this rank."""
         return self.loader.batch_size
 
     @property
     def batch_sampler(self) -> _EvenBatches:  # type: ignore[override]
+        """What ``join_uneven_inputs`` reads. Not the user's batch sampler."""
         return _EvenBatches(self._sharder)
 
     def _rebuilt(self, value: Any = None) -> NoReturn:
         raise TypeError(
-            "Accelerate would build a DataLoader from this AccelerateLoader, without its order, seed and position. Leave "
-            "prepare_data_loader and skip_first_batches out: accelerator.prepare takes it as it is, and load_state "
-            "restores its position. Other attributes are those of its .loader."
+            "Accelerate would build a DataLoader from this AccelerateLoader, without its order, seed and position. "
+            "Leave prepare_data_loader and skip_first_batches out: accelerator.prepare takes it as it is, and "
+            "load_state restores its position. Other attributes are those of its .loader."
         )
 
-    sampler = property(_rebuilt)  # type: ignore[assignment]
-    multiprocessing_context = property(_rebuilt)  # type: ignore[assignment]
+    sampler = property(_rebuilt)
+    multiprocessing_context = property(_rebuilt)
 
     # Iterating.
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
         """Iterate over one epoch. Like the loader's own iterator, it does nothing before its first ``next``."""
-        self._begun = True
-        # One per pass, so that an old pass that closes late removes only its own.
-        self._window = window = _Window()
-        self.accelerator.gradient_state._add_dataloader(window)
+        state = self.accelerator.gradient_state
+        if self._pass is not None:  # an older pass was left, and may close late
+            state._remove_dataloader(self)
+        self._begun, self._pass = True, (one := object())
+        self.end_of_dataloader, self.remainder = False, 0
+        state._add_dataloader(self)
         try:
-            for batch in self._batches(window):
+            for batch, remainder in self._batches():
+                if remainder is not None and one is self._pass:
+                    self.end_of_dataloader, self.remainder = True, remainder
                 yield send_to_device(batch, self.accelerator.device, non_blocking=True)
+            if one is self._pass and self._reads_ahead:
+                # the end was read before the last batch was committed, so it has to be passed on here
+                self.loader.end_epoch()
         finally:
-            self.accelerator.gradient_state._remove_dataloader(window)
+            if one is self._pass:
+                self._pass = None
+                state._remove_dataloader(self)
 
     def __len__(self) -> int:
         """Batches in a whole epoch: of all ranks before ``prepare`` and the first pass, of this one afterwards."""
@@ -140,37 +154,38 @@ class AccelerateLoader(DataLoader[T]):
         """See `Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
 
-    def _batches(self, window: _Window) -> Iterator[T]:
-        """The batches of one epoch; ``window`` is marked before the last one is delivered."""
-        if self.loader.infinite:
-            yield from self.loader
-        elif _sized(self.loader) and not callable(self._remainder):
-            batches = iter(self.loader)
-            while True:
-                before = self.loader.here
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                if self.loader.is_last:
-                    window.end_of_dataloader = True
-                    window.remainder = self._kept(before) if self._remainder is None else self._remainder
-                yield batch
-        else:
+    @property
+    def _reads_ahead(self) -> bool:
+        return not self.loader.infinite and (callable(self._remainder) or not _sized(self.loader))
+
+    def _batches(self) -> Iterator[tuple[T, int | None]]:
+        """The batches of one epoch; and for the last one, what `GradientState` calls its remainder."""
+        if self._reads_ahead:
             self.loader.commit(0)
             batches, nothing = iter(self.loader), object()
             ahead: Any = next(batches, nothing)
             while ahead is not nothing:
                 batch, ahead = ahead, next(batches, nothing)
-                window.end_of_dataloader = ahead is nothing
-                if ahead is nothing and self._remainder is not None:
-                    kept = self._remainder(batch) if callable(self._remainder) else self._remainder
-                    window.remainder = -1 if kept is None else kept
+                last = ahead is nothing
                 self.loader.commit()
-                yield batch
-            if self._window is window:
-                # the end was read before the last batch was committed, so it has to be passed on here
-                self.loader.end_epoch()
+                yield batch, self._told(batch, 0) if last else None
+            return
+        batches = iter(self.loader)
+        while True:
+            before = self.loader.here
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            last = bool(self.loader.is_last) and not self.loader.infinite
+            yield batch, self._told(batch, self._kept(before)) if last else None
+
+    def _told(self, batch: T, kept: int) -> int:
+        """What to keep of the last round, if nobody says anything else."""
+        if self._remainder is None:
+            return kept
+        said = self._remainder(batch) if callable(self._remainder) else self._remainder
+        return -1 if said is None else said
 
     def _ask(self, sharder: Sharder[Any], ranks: int) -> None:
         """Ask for Accelerate's way of dealing, and warn if another one was chosen."""
@@ -180,9 +195,8 @@ class AccelerateLoader(DataLoader[T]):
         in_turn = sharder.ask("batches", tail)
         if ranks == 1 or not self.accelerator.is_main_process:
             return
-        dataset = getattr(self.loader, "dataset", None)
-        shards = hasattr(dataset, "forward_lanes") or hasattr(dataset, "forward_cuts")
-        if self._batcher is not None and not in_turn and sharder.split == "items" and not shards:
+        chosen = sharder.split == "items" and not sharder.has_no_choice
+        if self._batcher is not None and not in_turn and chosen:
             log.warning(
                 "this loader deals single items to %d ranks, so what gather returns is in another order than the data, "
                 "and gather_for_metrics does not remove what is repeated at an epoch's end. Leave split= out, or pass "
@@ -216,7 +230,14 @@ class AccelerateLoader(DataLoader[T]):
         if self._batcher is not None:
             return left if sharder.split == "batches" else -1
         with self.loader._reader.still():
-            return sum(len(batch) for batch in source.read(before, left)[0])
+            sizes = [len(batch) for batch in source.read(before, left)[0]]
+        if len({*sizes}) > 1:
+            log.info(
+                "the last round of this epoch has batches of %s samples, which gather cannot join. Pass sampler= and "
+                "batch_size= instead of a batch sampler, or give it drop_last=True.",
+                sizes,
+            )
+        return sum(sizes)
 
 
 class _EvenBatches:
@@ -237,13 +258,6 @@ class _EvenBatches:
                 f"Leave even_batches out there, and pass even_batches={value} to the DataLoaderConfiguration of the "
                 f"Accelerator, or tail={'pad' if value else 'exact'!r} to the loader."
             )
-
-
-class _Window:
-    """The attributes that `GradientState` reads from its loader."""
-
-    end_of_dataloader = False
-    remainder = 0
 
 
 def _sized(loader: Loader[Any]) -> bool:
