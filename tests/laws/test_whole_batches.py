@@ -72,7 +72,8 @@ def joined(step: list[list[Any]]) -> list[Any]:
     return [sample for batch in step for sample in batch]
 
 
-SIZES = pairwise([1, 2, 3, 4], [1, 4, 7], [False, True], list(TAILS), [0, 3]) + [
+SIZES = [
+    *pairwise([1, 2, 3, 4], [1, 4, 7], [False, True], list(TAILS), [0, 3]),
     (3, 4, False, "exact", 0),
     (4, 7, False, "exact", 0),
 ]

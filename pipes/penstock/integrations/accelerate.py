@@ -127,25 +127,25 @@ class AccelerateLoader(DataLoader[T]):
         state = self.accelerator.gradient_state
         if self._pass is not None:  # an older pass was left, and may close late
             state._remove_dataloader(self)
-        self._begun, self._pass = True, (one := object())
+        self._begun, self._pass = True, (mine := object())
         self.end_of_dataloader, self.remainder = False, 0
         state._add_dataloader(self)
         try:
             for batch, remainder in self._batches():
-                if remainder is not None and one is self._pass:
+                if remainder is not None and mine is self._pass:
                     self.end_of_dataloader, self.remainder = True, remainder
                 yield send_to_device(batch, self.accelerator.device, non_blocking=True)
-            if one is self._pass and self._reads_ahead:
+            if mine is self._pass and self._reads_ahead:
                 # the end was read before the last batch was committed, so it has to be passed on here
                 self.loader.end_epoch()
         finally:
-            if one is self._pass:
+            if mine is self._pass:
                 self._pass = None
                 state._remove_dataloader(self)
 
     def __len__(self) -> int:
         """Batches in a whole epoch: of all ranks before ``prepare`` and the first pass, of this one afterwards."""
-        if self._sharder is None or self._begun or any(one is self for one in self.accelerator._dataloaders):
+        if self._sharder is None or self._begun or any(prepared is self for prepared in self.accelerator._dataloaders):
             return len(self.loader)
         with self._sharder.undivided():
             return len(self.loader)
