@@ -296,6 +296,12 @@ class AgainstAList(RuleBasedStateMachine):
     def here(self) -> tuple[int, int]:
         return (self.at[0] + 1, 0) if self.loaded and self.restart and self.is_end(self.at) else self.at
 
+    @property
+    def there(self) -> tuple[int, int]:
+        """What the loader's numbers are about: the start that was asked for, but not while an iterator is inside."""
+        inside = self.iterator is not None and not self.is_end(self.at)
+        return self.here if inside or self.asked is None else self.target() or self.here
+
     def target(self) -> tuple[int, int] | None:
         """Where the next iterator starts; None: it is refused."""
         (epoch, position), asked = self.at, self.asked
@@ -400,13 +406,18 @@ class AgainstAList(RuleBasedStateMachine):
             self.at, self.loaded, self.iterator = (self.at[0] + 1, 0), False, None
 
     @rule()
+    def let_go(self) -> None:
+        """As after a ``break``: nobody holds the iterator."""
+        self.iterator = None
+
+    @rule()
     def refresh(self) -> None:
         self.loader.refresh()
 
     @invariant()
     def numbers_agree(self) -> None:
         if hasattr(self, "loader") and self.is_sized:
-            (epoch, position), items = self.here, len(self.epochs[self.here[0]])
+            (epoch, position), items = self.there, len(self.epochs[self.there[0]])
             told = self.loader.epoch, self.loader.position, self.loader.remaining, self.loader.is_last
             assert told == (epoch, position, items - position, position == items)
             assert (
