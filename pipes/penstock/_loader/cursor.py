@@ -252,12 +252,7 @@ class EpochCursor:
 
     def _move(self, requested: int | None, by_sampler: bool) -> Move:
         if self.pending:
-            if (
-                by_sampler
-                and not self._sized
-                and requested is not None
-                and requested - epoch_of(self.state) in (0, 1)
-            ):
+            if by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
                 # Only another read would show whether a stream is at its end. A trainer that requests the next epoch
                 # has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self._start(requested))

@@ -60,9 +60,7 @@ class Runs:
     def is_inside(self) -> bool:
         """Whether somebody holds an iterator that is inside an epoch: between its first batch and its last one."""
         one = self.iterator and self.iterator()
-        return (
-            one is not None and one._run == self.number and not one._ended and self._reader.cursor.remaining != 0
-        )
+        return one is not None and one._run == self.number and not one._ended and self._reader.cursor.remaining != 0
 
     @property
     def state(self) -> State:

@@ -263,8 +263,8 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last delivered batch; once the loop saw its end, and after a load, a jump or `set_epoch`, the
-        epoch of the next batch.
+        """The epoch of the last delivered batch; once the loop saw its end, and after a load, a jump or `set_epoch`,
+        that of the next batch.
         """
         return epoch_of(self._here)
 
