@@ -123,7 +123,9 @@ def named(values: list[int]) -> dict[str, torch.Tensor]:
     return {"x": torch.tensor(values, dtype=torch.float32).unsqueeze(1)}
 
 
-def hugging_face(folder: Path, resume: int | None = None, mixin: bool = True, count: bool = True, **options: Any) -> Any:
+def hugging_face(
+    folder: Path, resume: int | None = None, mixin: bool = True, count: bool = True, **options: Any
+) -> Any:
     """The Hugging Face Trainer after its run, with an own loader; there is a checkpoint after every step."""
     from transformers import Trainer as HFTrainer
     from transformers import TrainingArguments

@@ -246,7 +246,7 @@ class EpochCursor:
         except StateError:  # the next start raises it
             return self.here
         if isinstance(move, Jump):
-            return move.state
+            return self.here if move.over_marker else move.state
         epoch = self._absolute(requested)
         return self.state if epoch == epoch_of(self.state) else self._start(epoch)
 

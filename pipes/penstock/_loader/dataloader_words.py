@@ -143,7 +143,7 @@ def rest_of(loader: Any) -> tuple[int, int, int] | None:
     has taken as many as ``len(loader)`` said of another epoch, so that it seems to count by that.
     """
     cursor = loader._reader.cursor
-    if not loader._counts or loader.infinite or cursor.pending or not cursor.begun or not (left := cursor.remaining):
+    if not loader._counts or not cursor.begun or not (left := cursor.remaining):
         return None
     taken = (loader._batches(epoch := epoch_of(cursor.state)) or 0) - left
     return (epoch, taken, left) if taken in loader._counts else None
