@@ -226,18 +226,37 @@ class EpochCursor:
     def start(self) -> Move:
         """Return what the graph must do. Nothing changes until `arrived` reports that it is done."""
         self._look()
-        requested = self._requested
+        try:
+            return self._move(self._requested, self._by_sampler)
+        except StateError:
+            self._requested = None
+            raise
+
+    def bound_for(self, asked: int | None) -> State:
+        """Where the next iterator starts, if an epoch is requested; otherwise `here`. Changes nothing.
+
+        Args:
+            asked: The epoch that an object of the user's was told last, which is a request, too.
+        """
+        requested, by_sampler = (self._requested, self._by_sampler) if asked is None else (asked, False)
+        if requested is None:
+            return self.here
+        try:
+            move = self._move(requested, by_sampler)
+        except StateError:  # the next start raises it
+            return self.here
+        if isinstance(move, Jump):
+            return self.here if move.over_marker else move.state
+        epoch = self._absolute(requested)
+        return self.state if epoch == epoch_of(self.state) else self._start(epoch)
+
+    def _move(self, requested: int | None, by_sampler: bool) -> Move:
         if self.pending:
-            if (
-                self._by_sampler
-                and not self._sized
-                and requested is not None
-                and requested - epoch_of(self.state) in (0, 1)
-            ):
+            if by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
                 # Only another read would show whether a stream is at its end. A trainer that requests the next epoch
                 # has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self._start(requested))
-            return self._from_loaded(None if self._by_sampler and not self._completes(requested) else requested)
+            return self._from_loaded(None if by_sampler and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
@@ -254,6 +273,8 @@ class EpochCursor:
             self._stand(state, GraphPosition.HERE)
         elif self.stands is GraphPosition.BEHIND_MARKER:
             self._stand(self._start(epoch_of(self.state) + 1), GraphPosition.HERE)
+        if not resumed and requested == epoch_of(self.state):
+            self._offset = 0
         self._resumed, self._requested = resumed, None
 
     def _from_loaded(self, requested: int | None) -> Move:
@@ -267,7 +288,6 @@ class EpochCursor:
             return Jump(self.state, over_marker=self._infinite or (self._restart is True and self.begun))
         if self._infinite or not self._sized:
             return Jump(self.state, over_marker=True)
-        self._requested = None
         raise StateError(
             f"set_epoch({requested}) was called, but the loaded state is in epoch {epoch_of(self.here)}. Start your "
             f"loop at loader.epoch, or do not load the state."
@@ -298,9 +318,8 @@ class EpochCursor:
     def _absolute(self, requested: int) -> int:
         """The epoch that the caller means. A trainer may count from its own start, or use the loader's numbers."""
         now = epoch_of(self.state)
-        if requested + self._offset not in (now, now + 1) and requested in (now, now + 1):
-            self._offset = 0
-        return max(0, requested + self._offset)
+        absolute = requested + self._offset
+        return requested if absolute not in (now, now + 1) and requested in (now, now + 1) else max(0, absolute)
 
     def _look(self) -> None:
         if self._sized is None:

@@ -8,6 +8,7 @@ the graph (`Runs.roll_back`).
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from penstock._errors import hide_internal_frames, is_own_error
@@ -16,6 +17,8 @@ from penstock._workers.lifetime import OneThread
 from penstock._workers.meter import now, traced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock._loader.graph_reader import GraphReader
     from penstock._nodes.node import State
 
@@ -33,6 +36,7 @@ class Runs:
 
     Attributes:
         number: Number of the current run; iterators of earlier runs have ended.
+        iterator: The iterator of the current run, or the last one; None if it is gone.
         given_up: The run that began because `Loader.end_epoch` skipped the rest of the previous one.
         turn: Lets one thread at a time read.
         unfinished: The state before the ``next`` that is running or was interrupted: the iterator, its run, and what
@@ -42,6 +46,7 @@ class Runs:
     def __init__(self, reader: GraphReader[Any]) -> None:
         self._reader = reader
         self.number = 0
+        self.iterator: Callable[[], EpochIterator[Any] | None] | None = None
         self.given_up = -1
         self.turn = OneThread()
         self.unfinished: Any = None
@@ -50,6 +55,12 @@ class Runs:
         """End the current run; returns the number of the one that begins."""
         self.number += 1
         return self.number
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether somebody holds an iterator that is inside an epoch: between its first batch and its last one."""
+        one = self.iterator and self.iterator()
+        return one is not None and one._run == self.number and not one._ended and self._reader.cursor.remaining != 0
 
     @property
     def state(self) -> State:
@@ -85,7 +96,7 @@ class EpochIterator(Generic[T]):
     Its first ``next`` begins a run of the loader, and the iterator ends with that run.
     """
 
-    __slots__ = ("_ended", "_loader", "_run")
+    __slots__ = ("__weakref__", "_ended", "_loader", "_run")
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -164,6 +175,7 @@ class EpochIterator(Generic[T]):
             raise StopIteration
         if self._run is None:
             self._run = loader._start()
+            runs.iterator = weakref.ref(self)
             loader._clock.begin()
         elif runs.given_up == runs.number and self._run == runs.number - 1:
             self._ended = True

@@ -129,7 +129,7 @@ class GraphReader(Generic[T]):
             raise SourceError.after(failure)
         if self.notes is not None:
             self.notes.start()
-        if not cursor.is_requested and (asked := self._told.asked(cursor.answered)) is not None:
+        if (asked := self.asked()) is not None:
             cursor.request(asked)
         cursor.answered = self._told.calls()
         move, state = cursor.start(), None
@@ -142,6 +142,10 @@ class GraphReader(Generic[T]):
         if not isinstance(move, Jump) and not cursor.begun:
             self._begin_where_it_stands()
         self.commits.forget(cursor.state)
+
+    def asked(self) -> int | None:
+        """The epoch that the user has set on an object of the graph; None if one was requested of the loader, too."""
+        return None if self.cursor.is_requested else self._told.asked(self.cursor.answered)
 
     def load(self, state: State) -> None:
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""

@@ -13,15 +13,24 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._arguments import LONGEST_S, seconds
+from penstock._arguments import LONGEST_S, seconds, whole_number
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._loader.address import Address
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
+from penstock._loader.dataloader_words import (
+    EpochView,
+    check_epoch,
+    check_root,
+    refuse_assignment,
+    refuse_discarding,
+    rest_of,
+    tell_of_rest,
+)
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
@@ -113,6 +122,7 @@ class Loader(FromDataset, Generic[T]):
         self.saved_by: str | None = None
         self._settings: dict[str, Any] | None = None
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
+        self._counts: set[int] | None = set()  # all such answers; None: the loop was told that it left batches behind
         self._runs = Runs(self._reader)
         self._changes = RunChanges(self._reader)
         self._unseeded: int | None = None  # number of items shuffled with the default seed
@@ -133,7 +143,7 @@ class Loader(FromDataset, Generic[T]):
         return EpochIterator(self)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on this rank.
+        """Batches in the whole of `epoch` on this rank. With `Packs` or `Buckets`, epochs differ.
 
         For a stream this comes from its ``__len__``, and does not affect delivery.
 
@@ -142,11 +152,33 @@ class Loader(FromDataset, Generic[T]):
         """
         batches = self._length()
         if batches is None:
-            raise TypeError(
-                "this loader has no length: "
-                + ("it is infinite." if self._infinite else "its source does not know how many items an epoch has.")
-            ) from self._reader.positions.unsized()
+            raise self._unsized("this loader has no length")
+        if self._counts is not None:
+            self._counts.add(batches)
         return batches
+
+    def count_batches(self, epochs: int | Iterable[int]) -> int:
+        """Batches on this rank in several epochs together, for a schedule: ``len(loader) * epochs`` is wrong if epochs
+        differ in length, as with `Packs`. Moves nothing, and does not depend on the position.
+
+        Args:
+            epochs: How many epochs, from epoch 0 on; or which, such as ``range(2, 5)``.
+
+        Raises:
+            TypeError: The number is unknown, or the loader is infinite. The length that a stream only claims does not
+                count.
+        """
+        numbers = epochs if isinstance(epochs, Iterable) else range(whole_number("epochs", epochs, 0))
+        counts = [None if self._infinite else self._batches(check_epoch(epoch)) for epoch in numbers]
+        if None in counts:
+            raise self._unsized("the batches of its epochs cannot be counted in advance")
+        return sum(filter(None, counts))
+
+    def _unsized(self, what: str) -> TypeError:
+        why = "it is infinite." if self._infinite else "its source does not know how many items an epoch has."
+        exc = TypeError(f"{what}: {why}")
+        exc.__cause__ = self._reader.positions.unsized()
+        return exc
 
     def __bool__(self) -> bool:
         return True
@@ -172,6 +204,9 @@ class Loader(FromDataset, Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iterator start at ``epoch``. Takes effect when that iterator starts.
+
+        Until then only `epoch`, ``len``, `position`, `remaining` and `is_last` answer for that start, and not even they
+        while an iterator is inside an epoch. `state_dict` does not change.
 
         If the loader is already at the start of ``epoch``, as it is after the previous epoch, no batch in flight is
         dropped. A loaded state inside ``epoch`` resumes there; a loaded state that has completed ``epoch`` yields its
@@ -220,26 +255,29 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._check_alone()
         self._runs.roll_back()
+        rest = rest_of(self)
         if self._reader.cursor.end_epoch():
             self._runs.given_up = self._runs.end()
+        tell_of_rest(self, rest)
         self._reader.commits.forget(self._reader.cursor.state)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last delivered batch; once the loop saw its end, and after a load or a jump, the epoch of
-        the next batch.
+        """The epoch of the last delivered batch; once the loop saw its end, and after a load, a jump or `set_epoch`,
+        that of the next batch.
         """
-        return epoch_of(self._reader.cursor.here)
+        return epoch_of(self._here)
 
     @property
     def remaining(self) -> int | None:
         """Batches left in this epoch after the last delivered one; None if unknown."""
-        return self._reader.cursor.remaining
+        here, cursor = self._here, self._reader.cursor
+        return cursor.remaining if here == cursor.here else self._reader.positions.remaining(here)
 
     @property
     def position(self) -> int | None:
         """Batches of this epoch up to the last delivered one: ``len(loader) - loader.remaining``; None if unknown."""
-        batches, remaining = self._batches(), self.remaining
+        batches, remaining = self._batches(self.epoch), self.remaining
         return None if batches is None or remaining is None else batches - remaining
 
     @property
@@ -524,7 +562,15 @@ class Loader(FromDataset, Generic[T]):
     @property
     def _is_inside(self) -> bool:
         """Whether the loader is in the middle of an epoch."""
-        return not self._reader.closed and self._reader.cursor.begun and self.remaining != 0
+        return not self._reader.closed and self._reader.cursor.begun and self._reader.cursor.remaining != 0
+
+    @property
+    def _here(self) -> Any:
+        """The position that the loader's numbers are about: where the next iterator starts, if an epoch was requested
+        for it, and otherwise the cursor's.
+        """
+        cursor = self._reader.cursor
+        return cursor.here if self._runs.is_inside else cursor.bound_for(self._reader.asked())
 
     def _start(self) -> int:
         """Move to where a new iterator starts. Returns the number of its run."""
@@ -543,7 +589,9 @@ class Loader(FromDataset, Generic[T]):
             warn_if_in_step(self)
         if not self._runs.number:
             warn_if_all_read_everything(self.root)
+        rest = rest_of(self)
         self._reader.start()
+        tell_of_rest(self, rest)
         return self._runs.end()
 
     def _length(self) -> int | None:
@@ -553,18 +601,19 @@ class Loader(FromDataset, Generic[T]):
         """
         if self._infinite:
             return None
-        reader, epoch = self._reader, self.epoch
+        reader, here = self._reader, self._here
+        epoch, begun = epoch_of(here), reader.cursor.begun and here == reader.cursor.here
         # a trainer counts by it, even if a plan has shown by now that it is wrong
-        if reader.cursor.begun and self._said[0] == epoch:
+        if begun and self._said[0] == epoch:
             return self._said[1]
-        claimed = None if reader.cursor.begun else reader.positions.claimed(epoch)
-        batches = self._batches() if claimed is None else claimed
+        claimed = None if begun else reader.positions.claimed(epoch)
+        batches = self._batches(epoch) if claimed is None else claimed
         self._said = epoch, reader.positions.claimed(epoch) if batches is None else batches
         return self._said[1]
 
-    def _batches(self) -> int | None:
-        """Batches in the whole current epoch; the number may change from epoch to epoch."""
-        return self._reader.positions.remaining(self._reader.positions.start_of(self.epoch, self._reader.cursor.state))
+    def _batches(self, epoch: int) -> int | None:
+        """Batches in the whole of ``epoch``; the number may differ between epochs."""
+        return self._reader.positions.remaining(self._reader.positions.start_of(epoch, self._reader.cursor.state))
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
         """The settings that ``state`` depends on. Later stages of a mix may still change."""

@@ -8,7 +8,10 @@ To use your own loader, return it from ``get_train_dataloader``, add the `HFTrai
 from __future__ import annotations
 
 import logging
-from itertools import cycle, islice
+import math
+from bisect import bisect_right
+from contextlib import suppress
+from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -44,7 +47,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
-        ValueError: When training resumes without ``ignore_data_skip=True``.
+        ValueError: When training resumes without ``ignore_data_skip=True``; or when it begins without `HFTrainerMixin`,
+            and the loader's epochs differ in length.
         StateError: When training resumes: the checkpoint has no state of a loader, or it belongs to another loader.
     """
 
@@ -56,12 +60,15 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
         # whether the trainer knows how many batches are left in the epoch in which it resumes
         self._told_of_short_windows = False
+        self._mixed_in = False  # the trainer is an `HFTrainerMixin`
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """On every process, load the state if the trainer resumes."""
         self._training = loader = _loader(kwargs)
+        if not self._mixed_in:
+            _refuse_lengths_that_differ(loader, state)
         self._resumed, self._begun, self._loaded = None, -1, None
         if state.global_step == 0:
             return
@@ -120,7 +127,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """What the trainer saves of this callback: the loader's state."""
         saved = None if self._training is None else self._training.state_dict()
-        return {"args": {}, "attributes": {"loader": saved, "_told_of_short_windows": self._told_of_short_windows}}
+        known = {name: getattr(self, name) for name in ("_told_of_short_windows", "_mixed_in")}
+        return {"args": {}, "attributes": {"loader": saved, **known}}
 
 
 class HFTrainerMixin(_Trainer):
@@ -151,6 +159,7 @@ class HFTrainerMixin(_Trainer):
         self.args.ignore_data_skip = True
         self._training_loader: Loader[Any] | None = None
         self._kept: dict[str, _Evaluation] = {}  # the loaders whose workers outlive an evaluation
+        self._steps: list[int] = []  # optimizer steps in each epoch; empty if the loader cannot count them
         if not any(isinstance(one, HFTrainerCallback) for one in self.callback_handler.callbacks):
             self.add_callback(HFTrainerCallback())
 
@@ -158,24 +167,47 @@ class HFTrainerMixin(_Trainer):
         """See `Trainer.train`; the workers end when it returns."""
         for one in self.callback_handler.callbacks:
             if isinstance(one, HFTrainerCallback):
-                one._told_of_short_windows = hasattr(Trainer, "_run_epoch")
+                one._told_of_short_windows, one._mixed_in = hasattr(Trainer, "_run_epoch"), True
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self._close_training_loader()
 
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: Any, *more: Any) -> Any:
+        """See `Trainer.set_initial_training_values`, which takes all epochs for as long as the first.
+
+        The steps, for the learning rate too, are the sum over the epochs.
+        """
+        *values, steps = super().set_initial_training_values(args, dataloader, *more)
+        self._steps = []
+        if isinstance(dataloader, Loader) and getattr(self, "get_sp_size", lambda: 1)() == 1:
+            with suppress(TypeError):
+                self._steps = _steps_by_epoch(dataloader, args)
+        if self._steps:
+            values[0] = len(self._steps)
+            if args.max_steps <= 0:
+                *whole, last = self._steps
+                steps = sum(whole) + math.ceil(last * (args.num_train_epochs - len(whole)))
+        return *values, steps
+
+    def _init_training_state(self, *args: Any, **given: Any) -> Any:
+        """Tell the trainer (of transformers 5) in which epoch it resumes."""
+        trained, steps = super()._init_training_state(*args, **given)
+        return bisect_right(list(accumulate(self._steps)), self.state.global_step) if self._steps else trained, steps
+
     def _run_epoch(self, *args: Any, **given: Any) -> None:
-        """Tell the trainer (of transformers 5) how many batches are left in the epoch in which it resumes.
+        """Tell the trainer (of transformers 5) how many batches the epoch has, or has left where it resumes.
 
         It detects the last, short window of gradient accumulation by its number in the epoch, but with
         ``ignore_data_skip`` it counts from the resume, so that window made no step, and its gradients went into the
         next one.
         """
         loader: Any = given.get("train_dataloader")
-        window = self.args.gradient_accumulation_steps
-        sized = isinstance(loader, Loader) and _length(loader) == given.get("steps_in_epoch")
-        if sized and loader.epoch == given["epoch"] and (left := loader.remaining):
-            given |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // window)}
+        if self._steps and isinstance(loader, Loader):
+            window, left = self.args.gradient_accumulation_steps, loader.epoch == given["epoch"] and loader.remaining
+            with suppress(TypeError):  # the length was wrong
+                batches = left or loader.count_batches([given["epoch"]])
+                given |= {"steps_in_epoch": batches, "num_update_steps_per_epoch": -(-batches // window)}
         super()._run_epoch(*args, **given)  # type: ignore[no-untyped-call]
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -347,6 +379,29 @@ def _strategy(args: TrainingArguments) -> str:
     return getattr(args, "train_sampling_strategy", None) or (
         "group_by_length" if getattr(args, "group_by_length", False) else "random"
     )
+
+
+def _steps_by_epoch(loader: Loader[Any], args: TrainingArguments) -> list[int]:
+    """Optimizer steps in each epoch of the run."""
+    steps: list[int] = []
+    left = args.max_steps
+    while left > 0 if args.max_steps > 0 else len(steps) < args.num_train_epochs:
+        steps.append(max(1, -(-loader.count_batches([len(steps)]) // args.gradient_accumulation_steps)))
+        left -= steps[-1]
+    return steps
+
+
+def _refuse_lengths_that_differ(loader: Loader[Any], state: TrainerState) -> None:
+    with suppress(TypeError):
+        first = loader.count_batches(1)
+        for epoch in range(1, state.num_train_epochs):
+            if (other := loader.count_batches([epoch])) != first:
+                raise ValueError(
+                    f"epoch 0 has {first} batches and epoch {epoch} has {other}, but the trainer takes all epochs for "
+                    f"as long as the first: it would leave batches out or end early, on a wrong schedule. Put "
+                    f"HFTrainerMixin first, class MyTrainer(HFTrainerMixin, Trainer), and keep your "
+                    f"get_train_dataloader; the mixin counts each epoch. Or leave out count=True, and pass max_steps."
+                )
 
 
 def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:
