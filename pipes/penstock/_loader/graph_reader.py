@@ -26,6 +26,7 @@ from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
 from penstock._nodes.told_epochs import ToldEpochs
+from penstock._random.orders import Forgotten
 from penstock._workers.lifetime import process
 
 if TYPE_CHECKING:
@@ -242,11 +243,17 @@ class GraphReader(Generic[T]):
             StateMismatch: An address has other indices.
         """
         node: Any = self._nodes[self._index_level]
-        of_epoch: dict[int, list[np.ndarray]] = {}
+        of_epoch: dict[int, list[Address]] = {}
         for address in addresses:
-            of_epoch.setdefault(address.epoch, []).append(address.positions)
-        # Together, because an order computes many positions in the time of a few.
-        items = {epoch: node.at(epoch, np.concatenate(positions)) for epoch, positions in of_epoch.items()}
+            of_epoch.setdefault(address.epoch, []).append(address)
+        items: dict[int, Sequence[Indices]] = {}
+        for epoch, those in of_epoch.items():
+            try:  # together, because an order computes many positions in the time of a few
+                items[epoch] = node.at(epoch, np.concatenate([address.positions for address in those]))
+            except Forgotten:
+                if any(address.indices is None for address in those):
+                    raise
+                items[epoch] = [item for address in those for item in address.items()]
         begins, found = dict.fromkeys(items, 0), []
         for address in addresses:
             begin, many = begins[address.epoch], len(address.positions)

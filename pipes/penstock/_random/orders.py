@@ -34,6 +34,13 @@ Permutation = npt.NDArray[np.signedinteger[Any]]
 LONGEST: Final = 2**56
 
 
+class Forgotten(GraphError):
+    """What an order says itself that it does not know any more."""
+
+
+Forgotten.__name__ = Forgotten.__qualname__ = "GraphError"
+
+
 class PlainOrder(Shown):
     """What orders share: their length, and their settings, which are in ``_said``.
 
@@ -255,11 +262,16 @@ class WeightedOrder(PlainOrder):
         self._begun = self._changed = False
         self.marks = self.note
         self._expected: str | None = None  # the checksum that a loaded state wants at the next start of an epoch
+        self._replaced: tuple[Any, ...] | None = None  # by the latest `adopt`, which may be taken back
 
     @property
     def weights(self) -> int:
         """The number of weights."""
-        return len(self._used[0].bounds)
+        return len(self._latest.bounds)
+
+    @property
+    def _latest(self) -> _Weights:
+        return self._next or self._used[0]
 
     def update(self, weights: npt.ArrayLike) -> None:
         """Draw by other weights from the next epoch on that begins. What was loaded ahead of it is loaded again.
@@ -279,7 +291,7 @@ class WeightedOrder(PlainOrder):
                 f"there are {len(found.bounds)} weights, but the order was built with {self.weights}. Pass one weight "
                 f"for each sample."
             )
-        self._expected = None
+        self._expected = self._replaced = None
         if self._begun:
             self._next = found
         else:
@@ -291,7 +303,7 @@ class WeightedOrder(PlainOrder):
         Raises:
             StateMismatch: A state was loaded whose run has other weights here.
         """
-        self._begun = True
+        self._begun, self._replaced = True, None
         if position:
             return
         if self._next is not None:
@@ -309,7 +321,7 @@ class WeightedOrder(PlainOrder):
     def changes(self) -> dict[str, Any]:
         """See `PlainOrder.changes`."""
         now = self._used[0]
-        return {"weights": [now.since, now.digest, (self._next or now).digest]} if self._changed or self._next else {}
+        return {"weights": [now.since, now.digest, self._latest.digest]} if self._changed or self._next else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `PlainOrder.adopt`."""
@@ -317,13 +329,30 @@ class WeightedOrder(PlainOrder):
             raise ValueError("a WeightedOrder has weights to change, and nothing else.")
         since, digest, expected = changes.get("weights", (0, None, None))
         whole_number("since", since, 0)
-        latest = self._next or self._used[0]
-        known = [one for one in self._used if one.since == since and digest in (None, one.digest)]
-        self._used = (
-            (*known, *(one for one in self._used if one.since < since)) if known else (latest._replace(since=since),)
-        )
-        self._next, self._expected, self._changed = None, expected, digest is not None
-        self._begun = self._begun or self._changed
+        before = self.changes(), (self._used, self._next, self._expected, self._changed)
+        if self._replaced is not None and self._replaced[0] == changes:
+            self._used, self._next, self._expected, self._changed = self._replaced[1]
+            return
+        latest, following = self._latest, None
+        known = [one for one in self._used if one.since == since and digest in (None, one.digest) and one.bounds.size]
+        if known:
+            used = *known, *(one for one in self._used if one.since < since)
+        elif digest in (None, latest.digest):
+            used = (latest._replace(since=since),)
+        else:
+            int(digest, 16)  # raises if it is none
+            # `resume_at` knows which of the two the run goes on with
+            used, following = (_Weights(since, digest, _UNKNOWN), latest._replace(since=0)), latest
+        self._used, self._next, self._expected, self._changed = used, following, expected, digest is not None
+        self._replaced = before
+
+    def resume_at(self, sample: int) -> None:
+        """See `PlainOrder.resume_at`."""
+        self._begun = self._begun or sample > 0
+        if not self._used[0].bounds.size and sample < self._used[0].since * self._n:  # a commit, behind the loop
+            self._used, self._next = self._used[1:], None
+        elif not self._used[0].bounds.size:
+            self._used = self._used[:1]
 
     @property
     def state(self) -> Any:
@@ -336,7 +365,7 @@ class WeightedOrder(PlainOrder):
 
     def choices(self) -> dict[str, Any]:
         """See `PlainOrder.choices`."""
-        return {"next weights": (self._next or self._used[0]).digest}
+        return {"next weights": self._latest.digest}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
@@ -344,8 +373,8 @@ class WeightedOrder(PlainOrder):
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`. At the start of an epoch, `update` may come yet, so `begin` compares."""
-        here = None if self._changed and position in (0, self._n) else self._of(epoch)
-        return {"weights": here and here.digest}
+        here = None if self.changes() and position in (0, self._n) else self._of(epoch)
+        return {"weights": here and (here if here.bounds.size else self._latest).digest}
 
     def _of(self, epoch: int) -> _Weights | None:
         """The weights of ``epoch``; None if they were replaced."""
@@ -354,8 +383,8 @@ class WeightedOrder(PlainOrder):
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        if (weights := self._of(epoch)) is None:
-            raise GraphError(
+        if (weights := self._of(epoch)) is None or not weights.bounds.size:
+            raise Forgotten(
                 f"epoch {epoch} was drawn by other weights, which update() has replaced, so nobody knows its samples."
             )
         bounds = weights.bounds
@@ -373,13 +402,16 @@ class WeightedOrder(PlainOrder):
 class _Weights(NamedTuple):
     since: int  # the first epoch that they are for
     digest: str
-    bounds: npt.NDArray[np.float64]
+    bounds: npt.NDArray[np.float64]  # `_UNKNOWN`: of a run whose state was loaded
 
     @classmethod
     def of(cls, since: int, weights: npt.ArrayLike) -> _Weights:
         checked = _weights(weights)
         # Scaled first, because a sum of finite weights may be infinite. The last bound is the total.
         return cls(since, checksum(checked.astype("<f8").tobytes()), np.cumsum(checked / checked.max()))
+
+
+_UNKNOWN: Final = np.empty(0)
 
 
 def checked_length(n: int, name: str = "n") -> int:
