@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
@@ -142,8 +143,12 @@ def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look
     """``more``: an upper bound, in bytes, on the memory for reading its longest row group."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
-    known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, known, folders)
+
+    def with_part(name: str) -> list[str]:  # pyarrow reads nothing, in silence, under a name that it does not know
+        found: list[str] = _reader(io.BytesIO(), metadata).read_row_groups([], [name]).schema.names
+        return found
+
+    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, folders, with_part)
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []
