@@ -169,6 +169,11 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
+    if stamp.size < 0:
+        raise ValueError(
+            f"{path} cannot be read in parts, because its server does not report its size, as with Content-Encoding. "
+            f"Store it without one, or download it first."
+        )
     with opened(without_copy(path), stamp) as raw:  # no copy, because the footer is a small part of the file
         try:
             metadata = _reader(raw).metadata
