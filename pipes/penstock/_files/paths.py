@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import importlib
 import itertools
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 def is_remote(path: str) -> bool:
     """Whether fsspec opens the path."""
     return "://" in path
+
+
+def _on_disk(path: str) -> str | None:
+    """Where a file, or the archive that it is in, is on a local disk; None if it is on a server."""
+    place = re.sub(r"^(file|local)://", "", path.rpartition("::")[2]) if is_remote(path) else path
+    return None if is_remote(place) else place
 
 
 def bare(path: str) -> str:
@@ -179,10 +186,16 @@ class Reach(NamedTuple):
                 f"cache_dir={folder!r} is not a folder on a local disk, where the copies must be. Pass one, such as "
                 f"'/local/disk/cache'."
             )
-        inside = os.path.join(os.path.abspath(folder), "")
+        inside, real = os.path.join(os.path.realpath(folder), ""), functools.cache(os.path.realpath)
+        places = ((file, _on_disk(file)) for file in files)
         if (
             wrong := next(
-                (file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None
+                (
+                    file
+                    for file, place in places
+                    if place is not None and os.path.join(real(os.path.dirname(place)), "").startswith(inside)
+                ),
+                None,
             )
         ) is not None:
             raise ValueError(

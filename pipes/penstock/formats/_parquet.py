@@ -191,7 +191,8 @@ def _metadata(path: str, stamp: Stamp) -> Any:
 
 
 def _opened(path: str, stamp: Stamp, metadata: Any) -> Any:
-    return _reader(opened(path, stamp) if is_remote(path) or kept_in(path) is not None else path, metadata)
+    by_us = is_remote(path) or kept_in(path) is not None
+    return _reader(opened(path, stamp) if by_us else extra("pyarrow", _WHO).OSFile(os.fsencode(path)), metadata)
 
 
 def _reader(where: Any, metadata: Any = None) -> Any:
