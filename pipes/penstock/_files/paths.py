@@ -30,8 +30,8 @@ def is_remote(path: str) -> bool:
 
 def _on_disk(path: str) -> str | None:
     """Where a file, or the archive that it is in, is on a local disk; None if it is on a server."""
-    place = re.sub(r"^(file|local)://", "", path.rpartition("::")[2]) if is_remote(path) else path
-    return None if is_remote(place) else place
+    last = re.sub(r"^(file|local)://", "", path.rpartition("::")[2]) if is_remote(path) else path
+    return None if is_remote(last) else last
 
 
 def bare(path: str) -> str:
@@ -187,21 +187,13 @@ class Reach(NamedTuple):
                 f"'/local/disk/cache'."
             )
         inside, real = os.path.join(os.path.realpath(folder), ""), functools.cache(os.path.realpath)
-        places = ((file, _on_disk(file)) for file in files)
-        if (
-            wrong := next(
-                (
-                    file
-                    for file, place in places
-                    if place is not None and os.path.join(real(os.path.dirname(place)), "").startswith(inside)
-                ),
-                None,
-            )
-        ) is not None:
-            raise ValueError(
-                f"{wrong} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is "
-                f"used only for copies."
-            )
+        for file in files:
+            on_disk = _on_disk(file)
+            if on_disk is not None and os.path.join(real(os.path.dirname(on_disk)), "").startswith(inside):
+                raise ValueError(
+                    f"{file} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is "
+                    f"used only for copies."
+                )
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
         cache = CacheFolder(
             folder,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, final
 
 import numpy as np
@@ -159,15 +158,12 @@ class Shards(Sharded):
         numbers = places - self._starts[shards]
         borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(rows)]
         records: list[Any] = [None] * len(rows)
-        left, passed = deque(itertools.pairwise(borders if len(rows) else ())), 0
+        left = list(itertools.pairwise(borders if len(rows) else ()))
         while left:
-            begin, end = left.popleft()
-            shard = int(shards[begin])
-            if passed < len(left) and self._open.is_busy(shard):
-                left.append((begin, end))
-                passed += 1
-                continue
-            found, passed = self._open.read(shard, numbers[begin:end].tolist()), 0
+            part = next((part for part in left if not self._open.is_busy(int(shards[part[0]]))), left[0])
+            left.remove(part)
+            begin, end = part
+            found = self._open.read(int(shards[begin]), numbers[begin:end].tolist())
             for row, record in zip(rows[begin:end].tolist(), found, strict=True):
                 records[row] = record
         return records

@@ -277,15 +277,13 @@ def chosen_types(
     """
     own = {field.name: field.type for field in schema}
     types = {**own, **{name: folders[name] for name in in_folders(folders, path, list(own), None)}}
-    if columns is not None:
-        found = {column: [column] if column in types else with_part(column) for column in columns}
-        for column in columns:
-            if not found[column]:
-                raise ValueError(
-                    f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}."
-                )
-        wanted = {name for names in found.values() for name in names}
-        types = {name: kind for name, kind in types.items() if name in wanted}
+    wanted = set[str]()
+    for column in types if columns is None else columns:
+        found = [column] if column in types else with_part(column)
+        if not found:
+            raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
+        wanted.update(found)
+    types = {name: kind for name, kind in types.items() if name in wanted}
     for name in types:
         if len(schema.get_all_field_indices(name)) > 1:
             raise ValueError(

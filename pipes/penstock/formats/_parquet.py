@@ -143,12 +143,14 @@ def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look
     """``more``: an upper bound, in bytes, on the memory for reading its longest row group."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
-
-    def with_part(name: str) -> list[str]:  # pyarrow reads nothing, in silence, under a name that it does not know
-        found: list[str] = _reader(io.BytesIO(), metadata).read_row_groups([], [name]).schema.names
-        return found
-
-    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, folders, with_part)
+    types = chosen_types(
+        path,
+        metadata.schema.to_arrow_schema(),
+        columns,
+        folders,
+        # under a name that it does not know, pyarrow reads nothing, in silence
+        lambda name: _reader(io.BytesIO(), metadata).read_row_groups([], [name]).schema.names,
+    )
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []
