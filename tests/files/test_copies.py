@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,9 +198,12 @@ def test_a_lock_that_was_gone_and_is_there_again_is_another_ones(
     assert left.exists()
 
 
-@pytest.mark.parametrize("name", ["train_7.0.part", "a.lock", "b.12.01234567.part", "\N{SNOWMAN}" * 80, "c.notes"])
+@pytest.mark.parametrize(
+    "name", ["train_7.0.part", "a.lock", "b.12.01234567.part", "\N{SNOWMAN}" * 80, "c.notes", os.fsdecode(b"\xff.tar")]
+)
 def test_files_may_have_any_name(name: str, tmp_path: Path) -> None:
-    """Seen to fail: names that ended as those of locks and parts were taken for such."""
+    """Seen to fail: names that ended as those of locks and parts were taken for such, and one that is not UTF-8 raised
+    a UnicodeEncodeError."""
     cache, fetched = CacheFolder(str(tmp_path), SIZE), []
     for version in "1121":
         found = cache.opened(f"s3://data/{name}", SIZE, version, writes(1, fetched))
@@ -400,6 +404,55 @@ def test_trouble_with_the_folder_is_no_fault_of_the_data(
         with pytest.raises(FileNotFoundError) as raised:
             read(cache, 5, copy=fails)
         assert raised.value is missing
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def a_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_socket, a_link_to_a_device])
+def test_what_is_no_file_is_never_waited_for(
+    put: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of a copy, of a lock or of the notes. Seen red: opening a pipe waited for its writer, for ever."""
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    cache = CacheFolder("c", SIZE, (file_hash(f"s3://data/{number}.tar") for number in range(2)))
+    assert read(cache, 1) == content(1)
+    copy, notes = Path("c", names(cache)[0]), next(Path("c").glob("*.notes"))
+    for path in (notes, copy):
+        path.unlink()
+        put(path)
+    assert cache.statistics().hits == 0
+    assert read(cache, 1) is None
+    assert len(caplog.messages) == 1
+    assert (
+        "is in trouble: there is a link, a pipe or a device where penstock keeps one of its own" in caplog.messages[0]
+    )
+    assert caplog.messages[0].endswith(f": {tmp_path / copy}.")
+    copy.unlink()
+    assert read(cache, 1) == content(1), "the remedy"
+
+    copy.unlink()
+    put(copy.with_name("penstock-1-0123456789abcdef-0123456789abcdef.lock"))
+    assert read(cache, 1) is None, "what may be a fetch of another process cannot be counted"
+    with pytest.raises(OSError, match=r"0123456789abcdef\.lock"):
+        cache.clear()
+    for path in (Path("c", name) for name in names(cache)):
+        path.unlink()
+    Path("c/penstock.lock").unlink()
+    put(Path("c/penstock.lock"))
+    assert read(cache, 1) is None
+    with pytest.raises(ValueError, match="cannot be used: there is a link, a pipe or a device where penstock keeps"):
+        CacheFolder("c", SIZE)
 
 
 @pytest.mark.parametrize("becomes", [a_file, its_lock_a_folder])
