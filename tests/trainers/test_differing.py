@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings(
         "ignore:.*(does not have many workers|isinstance\\(treespec, LeafSpec\\)|srun|'set_vital' is deprecated|"
-        "Starting from v1.9|GPU available|ckpt_path|dirpath has changed|Checkpoint directory|pin_memory|lr_scheduler.step)"
+        "Starting from v1.9|GPU available|ckpt_path|dirpath has changed|Checkpoint directory|pin_memory|"
+        "lr_scheduler.step)"
     ),
 ]
 
