@@ -108,7 +108,10 @@ def test_committed_steps_resume_exactly(wrap: Callable[[Loader[Any]], Any], work
 @WRAPPERS
 def test_the_end_of_an_epoch_is_the_loops_to_tell(wrap: Callable[[Loader[Any]], Any]) -> None:
     """The wrapper has seen the end before the last batch is committed. Without ``end_epoch`` a state saved behind the
-    loop is that of the last batch, whose empty remainder such a wrapper cannot deliver. Seen to fail: a state of what was delivered."""
+    loop is that of the last batch, whose empty remainder such a wrapper cannot deliver.
+
+    Seen to fail: a state of what was delivered.
+    """
     whole, inside, between = train(build(), wrap, end=False)
     assert between == [inside[4], inside[9], inside[14]]
     for state, epoch in ((inside[4], 0), (between[1], 1)):
