@@ -84,7 +84,7 @@ WRAPPERS = pytest.mark.parametrize("wrap", [Ahead, timms])
 
 @WRAPPERS
 def test_each_resume_loses_a_batch_without_commit(wrap: Callable[[Loader[Any]], Any]) -> None:
-    """What the pages say of it; if this changes, so must they."""
+    """What the pages say of it; if this changes, so must they. Seen to fail: with `commit`."""
     whole, inside, _ = train(build(commit=False), wrap, commit=False)
     for k in (1, 2, 3, 6):  # the next one has been fetched, unless this was the last of an epoch
         assert train(build(inside[k - 1], commit=False), wrap, commit=False)[0] == whole[k + 1 :]
@@ -93,8 +93,8 @@ def test_each_resume_loses_a_batch_without_commit(wrap: Callable[[Loader[Any]], 
 @WRAPPERS
 @pytest.mark.parametrize("workers", [0, 2])
 def test_committed_steps_resume_exactly(wrap: Callable[[Loader[Any]], Any], workers: int) -> None:
-    """Seen to fail: `commit` that takes the newest of the delivered batches, and one that leaves the oldest; a state of
-    what was delivered."""
+    """Seen to fail: `commit` that takes the newest of the delivered batches; a state of what was delivered; `end_epoch`
+    that leaves what is not committed."""
     options: dict[str, Any] = {"num_workers": workers, "method": "thread"} if workers else {}
     whole, inside, between = train(build(**options), wrap)
     assert [item // 1000 for batch in whole for item in batch] == sorted([0, 1, 2] * 5 * B)
@@ -108,7 +108,10 @@ def test_committed_steps_resume_exactly(wrap: Callable[[Loader[Any]], Any], work
 @WRAPPERS
 def test_the_end_of_an_epoch_is_the_loops_to_tell(wrap: Callable[[Loader[Any]], Any]) -> None:
     """The wrapper has seen the end before the last batch is committed. Without ``end_epoch`` a state saved behind the
-    loop is that of the last batch, whose empty remainder such a wrapper cannot deliver."""
+    loop is that of the last batch, whose empty remainder such a wrapper cannot deliver.
+
+    Seen to fail: a state of what was delivered.
+    """
     whole, inside, between = train(build(), wrap, end=False)
     assert between == [inside[4], inside[9], inside[14]]
     for state, epoch in ((inside[4], 0), (between[1], 1)):
