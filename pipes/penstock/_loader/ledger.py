@@ -519,8 +519,7 @@ def parts(state_dict: Any) -> tuple[Any, list[Address], list[int]]:
         opened.sort(key=_in_order)
         if "indices" in found:
             opened = [
-                replace(at, indices=_checked(at, indices))
-                for at, indices in zip(opened, found["indices"], strict=True)
+                replace(at, indices=_checked(at, indices)) for at, indices in zip(opened, found["indices"], strict=True)
             ]
         return found["loader"], opened, _unpacked(found["retired"])
     except (ValueError, TypeError, AttributeError, RecursionError, zlib.error) as exc:
