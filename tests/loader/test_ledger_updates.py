@@ -196,6 +196,7 @@ def live(seed: int) -> None:
                 except StateMismatch:
                     # inside an epoch whose weights this process has forgotten, or of a run without updates
                     assert kept[2] % EPOCH or len({str(one) for one in kept[3]}) == 1
+                    weights = [*(weights + weights[-1:] * epoch)[:epoch], those]
                     continue
                 if len(kept[3]) > kept[2] // EPOCH + bool(kept[2] % EPOCH):
                     order.update(kept[3][-1])

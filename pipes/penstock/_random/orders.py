@@ -38,9 +38,6 @@ class Forgotten(GraphError):
     """What an order says itself that it does not know any more."""
 
 
-Forgotten.__name__ = Forgotten.__qualname__ = "GraphError"
-
-
 class PlainOrder(Shown):
     """What orders share: their length, and their settings, which are in ``_said``.
 
@@ -373,7 +370,7 @@ class WeightedOrder(PlainOrder):
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`. At the start of an epoch, `update` may come yet, so `begin` compares."""
-        here = None if self.changes() and position in (0, self._n) else self._of(epoch)
+        here = None if (self._changed or self._next) and position in (0, self._n) else self._of(epoch)
         return {"weights": here and (here if here.bounds.size else self._latest).digest}
 
     def _of(self, epoch: int) -> _Weights | None:
