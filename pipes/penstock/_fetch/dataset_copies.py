@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import mmap
 import pickle
+import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final, final
 
@@ -13,12 +15,14 @@ import torch
 
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.held import EndOfWalk
+from penstock._memory.parcel import Reducers, reduce_as_torch
 
 LARGE: Final = 2**16
 """Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
 _FEW: Final = 64
 """Bytes of the largest tensor in shared memory that is compared, because the loop may set it."""
 _SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
+_OF_ARROW: Final = ("Table", "RecordBatch", "ChunkedArray", "Array", "Buffer")
 
 
 @final
@@ -88,12 +92,15 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.shared: list[Any] = []
+        self.dispatch_table = Reducers()
+        arrow = sys.modules.get("pyarrow")
+        self._shared = (*_SHARED, *(getattr(arrow, name) for name in _OF_ARROW)) if arrow else _SHARED
 
     def persistent_id(self, obj: Any) -> int | None:
         if isinstance(obj, np.ndarray) and obj.nbytes > LARGE and not obj.dtype.hasobject:
             obj = obj.view()
             obj.flags.writeable = False
-        elif not isinstance(obj, _SHARED) and not (isinstance(obj, torch.Tensor) and _nbytes(obj) > LARGE):
+        elif not isinstance(obj, self._shared) and not (isinstance(obj, torch.Tensor) and _nbytes(obj) > LARGE):
             return None
         self.shared.append(obj)
         return len(self.shared) - 1
@@ -101,8 +108,19 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         # torch would pickle all of what a view is a part of
         if type(obj) is torch.Tensor and 0 < _nbytes(obj) < obj.untyped_storage().nbytes() and not obj.requires_grad:
-            return obj.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
+            return reduce_as_torch(obj.clone())
+        if hasattr(type(obj), "__getattr__") and not hasattr(type(obj), "__setstate__"):
+            reduced = obj.__reduce_ex__(5)
+            if type(reduced) is tuple and reduced[0] is copyreg.__newobj__ and type(reduced[2]) is dict:  # type: ignore[attr-defined]
+                return (*reduced, *[None] * (5 - len(reduced)), _restore)
         return NotImplemented
+
+
+def _restore(made: Any, state: dict[str, Any]) -> None:
+    """Without asking ``made`` for a ``__setstate__``: a ``__getattr__`` that forwards to an attribute which is not there
+    yet would call itself without end.
+    """
+    vars(made).update(state)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -215,22 +215,59 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     """Send plain CPU memory out of band; leave any other tensor (gradients, sparse, quantized, attributes) to torch."""
     more = tensor.requires_grad or tensor.is_quantized or tensor.__dict__
     if more or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        return reduce_as_torch(tensor)
     try:
         buffer = pickle.PickleBuffer(cast("Any", bytes_of(tensor)))
     except RuntimeError:
-        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        return reduce_as_torch(tensor)
     return tensor_over, (buffer, tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
-class _Reducers(dict[type, Any]):
-    """Our reducers, falling back to the current ones of ``copyreg``.
+def pickled(value: Any) -> bytes:
+    """``value`` for another process, in one piece.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+    pickler = pickle.Pickler(file := io.BytesIO(), 5)
+    pickler.dispatch_table = _REDUCERS
+    pickler.dump(value)
+    return file.getvalue()
+
+
+def reduce_as_torch(tensor: torch.Tensor) -> Any:
+    """What torch's own pickle of a tensor contains.
+
+    For dtypes that have no storage class (uint16 to uint64, float8, complex32) it can be written but not read again,
+    so here their memory is that of bytes, which can.
+    """
+    return _readable(tensor.__reduce_ex__(5))  # type: ignore[no-untyped-call]
+
+
+def _readable(part: Any) -> Any:
+    if type(part) is tuple:
+        return tuple(map(_readable, part))
+    if isinstance(part, torch.UntypedStorage):
+        return torch.storage.TypedStorage(wrap_storage=part, dtype=torch.uint8, _internal=True)
+    return _rebuilt if part is torch._utils._rebuild_tensor_v3 else part
+
+
+@torch.no_grad()
+def _rebuilt(*args: Any) -> Any:
+    """A tensor of such a dtype, also one that requires gradients, for which torch's own function raises."""
+    return torch._utils._rebuild_tensor_v3(*args)  # type: ignore[no-untyped-call]
+
+
+class Reducers(dict[type, Any]):
+    """Reducers, falling back to the current ones of ``copyreg``, and for subclasses of tensors to `reduce_as_torch`.
 
     A ``ChainMap`` would run Python code for every tensor.
     """
 
     def __missing__(self, kind: type) -> Any:
+        if kind not in copyreg.dispatch_table and issubclass(kind, torch.Tensor):
+            return reduce_as_torch
         return copyreg.dispatch_table[kind]
 
 
-_REDUCERS = _Reducers({torch.Tensor: _reduce_tensor})
+_REDUCERS = Reducers({torch.Tensor: _reduce_tensor})
