@@ -7,7 +7,7 @@ import io
 import os
 import pickle
 from collections import ChainMap
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def by_value(value: Any, buffer_callback: Any = None) -> bytes:
     from ray import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
-        dispatch_table = ChainMap(Reducers(), cloudpickle.Pickler.dispatch_table)
+        dispatch_table: ClassVar[Any] = ChainMap(Reducers(), cloudpickle.Pickler.dispatch_table)
 
     Pickler(file := io.BytesIO(), 5, buffer_callback).dump(value)
     return file.getvalue()
