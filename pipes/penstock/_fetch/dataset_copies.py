@@ -34,8 +34,8 @@ _OF_ARROW: Final = ("Table", "RecordBatch", "ChunkedArray", "Array", "Buffer")
 class DatasetCopies(EndOfWalk):
     """Makes copies of ``dataset`` as it is when the first one is made, in each process.
 
-    Copies share functions, classes, Arrow's tables, long strings, and arrays and tensors over 64 KB: one copy of a 10 GB
-    array per lane would not fit, and of a memory map it would be read whole. A shared array cannot be written to,
+    Copies share functions, classes, Arrow's tables, long strings, and arrays and tensors over 64 KB: one copy of a 10
+    GB array per lane would not fit, and of a memory map it would be read whole. A shared array cannot be written to,
     because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
 
     Attributes:
