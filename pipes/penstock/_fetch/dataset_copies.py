@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import pickle
+import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import torch
 
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.held import EndOfWalk
+from penstock._memory.parcel import Reducers, reduce_as_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LARGE: Final = 2**16
 """Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
+_LONG: Final = 256
+"""Bytes or characters of the longest ``bytes`` or ``str`` that is copied. They cannot change."""
 _FEW: Final = 64
 """Bytes of the largest tensor in shared memory that is compared, because the loop may set it."""
 _SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
+_OF_ARROW: Final = ("Table", "RecordBatch", "ChunkedArray", "Array", "Buffer")
 
 
 @final
 class DatasetCopies(EndOfWalk):
     """Makes copies of ``dataset`` as it is when the first one is made, in each process.
 
-    Copies share functions, classes, and arrays and tensors over 64 KB: one copy of a 10 GB array per lane would not
-    fit, and of a memory map it would be read whole. A shared array cannot be written to, because a shuffle in place
-    would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
+    Copies share functions, classes, Arrow's tables, long strings, and arrays and tensors over 64 KB: one copy of a 10
+    GB array per lane would not fit, and of a memory map it would be read whole. A shared array cannot be written to,
+    because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
 
     Attributes:
         attributes: Its plain ones, as they are in a new copy.
@@ -50,8 +59,18 @@ class DatasetCopies(EndOfWalk):
         """
         if self._pickled is None:
             self._pickled, self.attributes = self._as_it_is(), plain(self.dataset)
-            self._versions = [(one, one._version) for one in self._pickled[1] if isinstance(one, torch.Tensor)]
-        return _Unpickler(*self._pickled).load()
+            self._versions = [
+                (one, one._version)
+                for one in self._pickled[1]
+                if isinstance(one, torch.Tensor) and not one.is_inference()
+            ]
+        with self._explained():
+            return _Unpickler(*self._pickled).load()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pickle of a copy, without what copies share; 0 before the first one."""
+        return 0 if self._pickled is None else len(self._pickled[0])
 
     def forget(self) -> None:
         """Copy the dataset as it is at the next call."""
@@ -71,8 +90,14 @@ class DatasetCopies(EndOfWalk):
     def _as_it_is(self) -> tuple[bytes, list[Any]]:
         file = io.BytesIO()
         pickler = _Pickler(file)
-        try:
+        with self._explained():
             pickler.dump(self.dataset)
+        return file.getvalue(), pickler.shared
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as exc:
             if not is_own_error(exc):
                 raise
@@ -81,19 +106,25 @@ class DatasetCopies(EndOfWalk):
                 f"copy with a position of its own. Open files and connections, and make generators and locks, in "
                 f"__iter__; and instead of a value that your loop shares with it, give it a set_epoch(epoch)."
             ) from exc
-        return file.getvalue(), pickler.shared
 
 
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.shared: list[Any] = []
+        self.dispatch_table = Reducers()
+        arrow = sys.modules.get("pyarrow")
+        self._shared = (*_SHARED, *(getattr(arrow, name) for name in _OF_ARROW)) if arrow else _SHARED
 
     def persistent_id(self, obj: Any) -> int | None:
         if isinstance(obj, np.ndarray) and obj.nbytes > LARGE and not obj.dtype.hasobject:
             obj = obj.view()
             obj.flags.writeable = False
-        elif not isinstance(obj, _SHARED) and not (isinstance(obj, torch.Tensor) and _nbytes(obj) > LARGE):
+        elif not (
+            isinstance(obj, self._shared)
+            or (isinstance(obj, torch.Tensor) and _nbytes(obj) > LARGE)
+            or (type(obj) in (bytes, str) and len(obj) > _LONG)
+        ):
             return None
         self.shared.append(obj)
         return len(self.shared) - 1
@@ -101,7 +132,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         # torch would pickle all of what a view is a part of
         if type(obj) is torch.Tensor and 0 < _nbytes(obj) < obj.untyped_storage().nbytes() and not obj.requires_grad:
-            return obj.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
+            return reduce_as_torch(obj.clone())
         return NotImplemented
 
 

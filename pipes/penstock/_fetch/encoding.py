@@ -100,12 +100,15 @@ def _encoded(value: Any) -> Any:
     if kind in (bytes, bytearray):
         return {TAG: kind.__name__, "data": _text(value)}
     if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
-        data = flat_bytes(value).tobytes()
+        try:
+            data = flat_bytes(value)
+        except RuntimeError:  # nested, or on the meta device
+            raise _NoWord(value) from None
         return {
             TAG: "tensor",
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape),
-            "data": _text(data),
+            "data": _text(data.tobytes()),
         }
     if kind is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)

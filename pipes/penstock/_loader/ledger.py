@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar, final
 
 import numpy as np
 
@@ -131,6 +131,12 @@ class Ledger(Shown, Generic[T]):
             _iterator=None,
             _pending=None,
             _frontier=(self._loader.last, self._loader.here),
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a Ledger cannot be copied or pickled: one object hands out the samples of its loader. Give its state_dict() to "
+            "the load_state_dict of a Ledger over another loader; and leave it out of what workers or lanes copy."
         )
 
     def details(self) -> dict[str, Any]:

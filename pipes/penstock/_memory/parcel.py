@@ -20,6 +20,7 @@ import io
 import pickle
 from functools import lru_cache
 from itertools import chain
+from operator import methodcaller
 from struct import Struct
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,12 +103,16 @@ class Parcel:
         begin, nbytes = (0, -1) if memory is None else (_address(memory), memory.nbytes)
         end = self._body(start) + len(self.body)
         self._places = []
+        placed: dict[tuple[int, int], int] = {}  # the same memory travels once: all slices of a table have it
         for address, length in zip(self._addresses, self._lengths, strict=True):
             if length and 0 <= address - begin <= nbytes - length:
                 self._places.append(address - begin)
-            else:
-                self._places.append(aligned(end))
-                end = aligned(end) + length
+                continue
+            place = aligned(end)
+            if length and address > 0:
+                place = placed.setdefault((address, length), place)
+            self._places.append(place)
+            end = max(end, place + length)
         return end
 
     def write(self, memory: memoryview, start: int = 0) -> None:
@@ -215,22 +220,81 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     """Send plain CPU memory out of band; leave any other tensor (gradients, sparse, quantized, attributes) to torch."""
     more = tensor.requires_grad or tensor.is_quantized or tensor.__dict__
     if more or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        return reduce_as_torch(tensor)
     try:
         buffer = pickle.PickleBuffer(cast("Any", bytes_of(tensor)))
     except RuntimeError:
-        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        return reduce_as_torch(tensor)
     return tensor_over, (buffer, tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
-class _Reducers(dict[type, Any]):
-    """Our reducers, falling back to the current ones of ``copyreg``.
+def pickled(value: Any) -> bytes:
+    """``value`` for another process, in one piece.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+    pickler = pickle.Pickler(file := io.BytesIO(), 5)
+    pickler.dispatch_table = _REDUCERS
+    pickler.dump(value)
+    return file.getvalue()
+
+
+def reduce_as_torch(tensor: torch.Tensor) -> Any:
+    """What torch's own pickle of a tensor contains.
+
+    For dtypes that have no storage class (uint16 to uint64, float8, complex32) it can be written but not read again,
+    so here their memory is that of bytes, which can.
+    """
+    return _readable(tensor.__reduce_ex__(5))  # type: ignore[no-untyped-call]
+
+
+def _readable(part: Any) -> Any:
+    if type(part) is tuple:
+        return tuple(map(_readable, part))
+    if isinstance(part, torch.UntypedStorage):
+        return torch.storage.TypedStorage(wrap_storage=part, dtype=torch.uint8, _internal=True)  # type: ignore[no-untyped-call]
+    return _rebuilt if part is torch._utils._rebuild_tensor_v3 else part
+
+
+@torch.no_grad()
+def _rebuilt(*args: Any) -> Any:
+    """A tensor of such a dtype, also one that requires gradients, for which torch's own function raises."""
+    return torch._utils._rebuild_tensor_v3(*args)  # type: ignore[no-untyped-call]
+
+
+def _reduce_forwarding(obj: Any) -> Any:
+    """An object with a ``__getattr__`` may forward to an attribute that it does not have yet when it is asked for a
+    ``__setstate__``, and so call itself without end. So it is not asked.
+    """
+    return (*object.__reduce_ex__(obj, 5), _restore)
+
+
+def _restore(made: Any, state: Any) -> None:
+    attributes, slots = state if type(state) is tuple else (state, None)
+    if attributes:
+        vars(made).update(attributes)
+    for name, value in (slots or {}).items():
+        object.__setattr__(made, name, value)
+
+
+class Reducers(dict[type, Any]):
+    """Reducers, falling back to the current ones of ``copyreg``, and then to ours for subclasses of tensors and for
+    classes that forward.
 
     A ``ChainMap`` would run Python code for every tensor.
     """
 
     def __missing__(self, kind: type) -> Any:
+        if kind not in copyreg.dispatch_table:
+            if issubclass(kind, torch.Tensor):
+                return reduce_as_torch
+            usual = kind.__reduce__ is object.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
+            if usual and hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__"):
+                return _reduce_forwarding
         return copyreg.dispatch_table[kind]
 
 
-_REDUCERS = _Reducers({torch.Tensor: _reduce_tensor})
+# those of NumPy's types as usual, but without a call of `__missing__` for each array
+_AS_USUAL: dict[type, Any] = dict.fromkeys({np.ndarray, *np.sctypeDict.values()}, methodcaller("__reduce_ex__", 5))
+_REDUCERS = Reducers(_AS_USUAL | {torch.Tensor: _reduce_tensor})

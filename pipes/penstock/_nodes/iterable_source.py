@@ -29,6 +29,7 @@ from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import FirstItems
 from penstock._fetch.indices import Indices
+from penstock._memory.reused import OwnMemory
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader
@@ -183,6 +184,7 @@ class IterableSource(FirstNode[Indices]):
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._once = Once()
         self._may_ask = isinstance(self.iterable, IterableDataset)
+        self._own = OwnMemory()  # of this pass
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
@@ -239,6 +241,7 @@ class IterableSource(FirstNode[Indices]):
                 for k in range(n * every):
                     item = self._item(self._epoch, self._position)
                     if k % every == first:
+                        item = self._own(item) if self._own.watches else item
                         taken.append(Indices(self._epoch, self._position, item))
                     # last: Ctrl-C at the jump of an `if` could skip what restores the modes (python/cpython#130279)
                     self._position += 1
@@ -326,7 +329,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _go(self, state: State) -> None:
         """Move the iterable to ``state``."""
-        self._stands = None
+        self._stands, self._own = None, OwnMemory()
         follows, self._follows = self._follows, None
         self._epoch, self._position, self._ended = state["epoch"], 0, False
         inner = state[self._reader.KEY]

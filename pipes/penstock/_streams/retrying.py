@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock._errors import is_own_error
 from penstock._fetch.error_policy import annotate, describe
 from penstock._files.transfer import may_be_temporary
+from penstock._memory.reused import OwnMemory
 from penstock._streams.run_cursor import running
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ def iter_with_retries(
                 if tries and (run := running()) is not None:
                     # the failed attempt and the discarded records may have drawn from the record's random numbers
                     run.at.made = None
+                own = OwnMemory()
                 for record in records:
-                    yield record
+                    yield own(record) if own.watches else record
                     number, tries = number + 1, 0
                 return
         except Exception as exc:

@@ -23,6 +23,7 @@ from penstock._errors import SampleError, is_own_error, suppress_own
 from penstock._fetch.dataset_copies import plain
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.held import EndOfWalk
+from penstock._memory.reused import OwnMemory
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.sample_rng import epoch_word
 from penstock._streams.share_states import checksum_of_item
@@ -83,6 +84,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
     def _open(self) -> None:
         self.data = self._copies()
         self._info = self._share.info(self.data)
+        self._own = OwnMemory()
         self._iterator: Any = None
         self._next: Callable[[], Any] = self._begin_and_next
         self._begins = True  # nothing was read yet
@@ -97,6 +99,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
             except LateDraw:
                 item = self._read_again()
             self._begins = False
+            item = self._own(item) if self._own.watches else item
         self.n += 1
         return item
 

@@ -13,6 +13,7 @@ and what is lost costs only time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -91,19 +92,28 @@ class ShareStates:
 
 
 def checksum_of_item(item: Any) -> str:
-    """A checksum of the content of ``item``."""
-    try:
-        return _sum(json.dumps(encoded(item, "item")).encode())
-    except StateError:  # a picture, a class of the user's
-        pickler = _ByContent(file := io.BytesIO())
-        pickler.fast = True  # an object that occurs twice is written twice, as are equal ones
+    """A checksum of the content of ``item``; if that cannot be read, the name of its type, which says little, as do
+    equal items.
+    """
+    for content in (_as_json, _pickled):
         try:
-            pickler.dump(item)
+            return _sum(content(item))
         except Exception as exc:
             if not is_own_error(exc):
                 raise
-            return type(item).__qualname__  # it says little, as do equal items
-        return _sum(file.getvalue())
+    return type(item).__qualname__
+
+
+def _as_json(item: Any) -> bytes:
+    return json.dumps(encoded(item, "item")).encode()
+
+
+def _pickled(item: Any) -> bytes:
+    """Of a picture, or a class of the user's."""
+    pickler = _ByContent(file := io.BytesIO())
+    pickler.fast = True  # an object that occurs twice is written twice, as are equal ones
+    pickler.dump(item)
+    return file.getvalue()
 
 
 class _ByContent(pickle.Pickler):
@@ -111,9 +121,13 @@ class _ByContent(pickle.Pickler):
         """What stands for a tensor, whose own pickle has its address in memory, and for a set, which has another order
         in each process.
         """
+        if isinstance(obj, set | frozenset):
+            return _as_json(obj)
         if isinstance(obj, torch.Tensor):
-            obj = obj.as_subclass(torch.Tensor)
-        return json.dumps(encoded(obj, "item")) if isinstance(obj, torch.Tensor | set | frozenset) else None
+            plain = obj.as_subclass(torch.Tensor)
+            with contextlib.suppress(StateError):  # a nested or sparse one consists of others
+                return _as_json(plain.int_repr() if plain.is_quantized else plain)
+        return None
 
 
 def _least_useful(marks: list[Mark]) -> int:

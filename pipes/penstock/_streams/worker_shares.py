@@ -52,6 +52,10 @@ SPLIT: Final = (
 """What a dataset lacks that does not split itself."""
 CHECKED: Final = 4
 """Items by whose checksums a share, or a state in it, is recognised."""
+LARGE_COPY: Final = 25 * 10**6
+"""Bytes of the largest pickle of a dataset for each lane that nothing is said about; lists of numbers take four to nine
+times as much.
+"""
 LEAST_S: Final = 1.0
 """Seconds between two marks of a share, at least."""
 SHARE_OF_TIME: Final = 0.01
@@ -146,7 +150,16 @@ class WorkerShares:
 
     def reader(self, share: Share) -> ShareReader:
         """Reads ``share`` from its beginning."""
-        return ShareReader(self.copies, share, self.seeding, self._init)
+        reader = ShareReader(self.copies, share, self.seeding, self._init)
+        if self.copies.nbytes > LARGE_COPY:
+            self.warn_once(
+                "large copies",
+                f"each of lanes={self.lanes} reads a copy of {self.name}, which takes "
+                f"{self.copies.nbytes / 1e6:.0f} MB when pickled, and in memory several times that if it consists of "
+                f"Python objects. Copies share NumPy arrays and tensors of more than 64 KB, Arrow "
+                f"tables and long strings: hold the data in one of these, or read it from files in __iter__.",
+            )
+        return reader
 
     def label(self, worker: int) -> str:
         """What messages call a worker."""

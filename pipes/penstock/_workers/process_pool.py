@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
 import threading
 import time
 import weakref
@@ -31,6 +30,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
+from penstock._memory.parcel import pickled
 from penstock._workers.asleep import HangWatch
 from penstock._workers.lifetime import PATIENCE_S, patience_s
 from penstock._workers.meter import Histogram, now
@@ -182,7 +182,7 @@ class ProcessPool:
         """
         self._check_usable()
         assert to is None or 0 <= to < self.size, f"there is no worker {to}"
-        job, body = Job(task), pickle.dumps(task, 5)
+        job, body = Job(task), pickled(task)
         with self._lock, self._transaction.begin(self._roll_back):
             self._tasks.add(job, body, to)
             self._dispatch()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from penstock._workers.bell import Bell
 from penstock._workers.meter import Meter
-from penstock._workers.ray_worker import NOTED_WITHIN_S, RayNotes, RayWorker
+from penstock._workers.ray_worker import NOTED_WITHIN_S, RayNotes, RayWorker, by_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,7 +187,7 @@ class Actors:
         self._connection = self._connected_to(ray)
         self.ray = ray  # last: before `_connection` is set, `lost` would take the connection for another one
         try:
-            setup = self.ray.cloudpickle.dumps(self._setup)
+            setup = by_value(self._setup)
         except Exception as error:
             error.add_note(
                 "while packing the dataset, transform=, collate_fn= and worker_init_fn= for Ray workers, which get "

@@ -21,7 +21,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import pickle
 import re
 import time
 from functools import partial
@@ -32,7 +31,7 @@ import torch
 
 from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
 from penstock._memory.allocation import afresh, anywhere
-from penstock._memory.parcel import BYTES, value_of
+from penstock._memory.parcel import BYTES, pickled, value_of
 from penstock._workers.lifetime import when_abandoned
 from penstock._workers.meter import Histogram, now
 from penstock._workers.pool import IDLE, Job, named
@@ -40,7 +39,7 @@ from penstock._workers.processes.protocol import VALUE, Setup
 from penstock._workers.processes.remote_error import RemoteError
 from penstock._workers.processes.task_table import PendingTask, TaskTable
 from penstock._workers.ray_actors import Actor, Actors, Request, end, kill
-from penstock._workers.ray_worker import NO_TASK
+from penstock._workers.ray_worker import NO_TASK, by_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,9 +116,9 @@ class RayPool:
         Never waits for a worker. Errors from pickling ``task`` propagate.
         """
         self._check_usable()
-        job, body = Job(task), pickle.dumps(task, 5)
+        job, body = Job(task), pickled(task)
         if b"__main__" in body:
-            body = self._actors.ray.cloudpickle.dumps(task)  # the program's own classes, which an actor cannot import
+            body = by_value(task)  # the program's own classes, which an actor cannot import
         self._tasks.add(job, body, to)
         self._take_events()
         # so that a loop that never waits is also warned about missing workers

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
-from typing import TYPE_CHECKING, Any, Final, final
+from collections import ChainMap
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import numpy as np
 
 from penstock._errors import SampleError
 from penstock._memory.modes import in_neutral_modes
-from penstock._memory.parcel import PICKLED, Parcel
+from penstock._memory.parcel import PICKLED, Parcel, Reducers
 from penstock._memory.recycler import Recycler
 from penstock._workers.meter import Meter, measuring, now
 from penstock._workers.pool import IDLE
@@ -102,19 +104,25 @@ class RayWorker:
         return VALUE, *pieces
 
     def _failure(self, status: int, error: BaseException) -> Answer:
-        import ray
+        # a class of the program's ``__main__`` by its contents
+        return status, *Parcel(tuple(RemoteError.of(error, dumps=by_value))).pieces()
 
-        return status, *Parcel(
-            tuple(RemoteError.of(error, dumps=ray.cloudpickle.dumps))
-        ).pieces()  # a class of the program's ``__main__`` by its contents
+
+def by_value(value: Any, buffer_callback: Any = None) -> bytes:
+    """``value`` pickled by Ray's cloudpickle, with tensors of every dtype."""
+    from ray import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+        dispatch_table: ClassVar[Any] = ChainMap(Reducers(), cloudpickle.Pickler.dispatch_table)
+
+    Pickler(file := io.BytesIO(), 5, buffer_callback).dump(value)
+    return file.getvalue()
 
 
 def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
     """The pieces of a value with classes of the program's ``__main__``, which this process cannot import."""
-    import ray
-
     buffers: list[pickle.PickleBuffer] = []
-    body = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    body = by_value(value, buffers.append)
     return (
         PICKLED,
         body,

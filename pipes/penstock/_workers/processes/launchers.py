@@ -5,7 +5,6 @@ methods; see also `zygote`.
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import logging
 import os
 import select
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch.multiprocessing
 
 from penstock._errors import is_own_error
-from penstock._memory.parcel import Parcel
+from penstock._memory.parcel import Parcel, Reducers
 from penstock._memory.shared_memory import attach, create
 from penstock._workers.lifetime import undisturbed
 from penstock._workers.processes.deaths import Watched
@@ -293,12 +292,10 @@ def _reducers(passing: _Passing) -> dict[type, Any]:
     yet go by value, into memory that all workers map.
     """
     more = getattr(ForkingPickler, "_extra_reducers", {})
-    return {
-        **copyreg.dispatch_table,
-        **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")},
-        torch.storage.TypedStorage: passing.reduce_typed,
-        torch.UntypedStorage: passing.reduce_untyped,
-    }
+    own = {kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}
+    return Reducers(
+        {**own, torch.storage.TypedStorage: passing.reduce_typed, torch.UntypedStorage: passing.reduce_untyped}
+    )
 
 
 def _preload(setup: Setup) -> None:
