@@ -237,7 +237,9 @@ class FromDataset(DataLoaderWords):
         if lanes is None and bookmarks is None:
             source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
             map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
-            facts.seed_items(seed_global_rngs)
+            facts.seed_items(seed_global_rngs, worker_init_fn)
+            if facts.sets_worker_info:
+                worker_init_fn = None  # it is called for each lane
         else:
             from penstock._loader.in_lanes import in_lanes
 
@@ -259,12 +261,21 @@ class FromDataset(DataLoaderWords):
             )  # a batch cannot be read twice, and its items are seeded as they are read
             worker_init_fn = None  # it is called for each lane
 
+        # Workers would only copy what is read here, which takes longer than to collate it. And without them nothing is
+        # read before the loop asks for it, so a live source may wait until the loop has used the last batch.
+        only_read = facts.read == "forward" and lanes is None and not runs_user_code
+        if only_read and num_workers and worker_init_fn is not None:
+            raise ValueError(
+                f"worker_init_fn prepares worker processes, but without lanes= {facts.name} is read in this process, "
+                f"and there are none. Leave worker_init_fn out; or, for an IterableDataset that it splits or seeds, "
+                f"pass lanes={num_workers if isinstance(num_workers, int) else 4}, the workers that a DataLoader would have."
+            )
         root, mapper = _graph_of(
             _dealt(source, shares),
             map_fn,
             device,
             pin_memory,
-            num_workers=num_workers,
+            num_workers=0 if only_read else num_workers,
             in_order=in_order,
             method=method,
             multiprocessing_context=multiprocessing_context,
@@ -281,6 +292,7 @@ class FromDataset(DataLoaderWords):
             ray_options=ray_options,
         )
         mapper.executor.generators.leave(generator=generator)
+        index_of(source).first.has_workers |= bool(num_workers)
 
         loader: Any = cast("Any", cls)(root, infinite=infinite)
         loader._words = {

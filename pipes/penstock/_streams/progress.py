@@ -11,6 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, final
 
+from penstock._errors import is_own_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -18,8 +20,31 @@ if TYPE_CHECKING:
 LINE_S: Final = 10.0
 """Minimum number of seconds between two lines; shorter work logs none."""
 _DRAW_S: Final = 0.1
+_TIMES: Final = 8
 
 log = logging.getLogger("penstock")
+
+
+@final
+class Interruptions:
+    """Says so if one place is interrupted again and again, because what is read forward starts over each time."""
+
+    def __init__(self) -> None:
+        self._place: object = None
+        self._times = 0
+
+    def add(self, exc: BaseException, place: object, what: str) -> None:
+        """Reading ``what`` raised ``exc`` on the way to ``place``."""
+        if is_own_error(exc):
+            return
+        self._place, self._times = place, self._times + 1 if place == self._place else 1
+        if self._times == _TIMES:
+            log.warning(
+                "%s was interrupted %d times in a row before the same item (%s). It can only be read from its "
+                "beginning, and starts over each time, so it stands still if interrupts come faster than it gets here. "
+                "Let the handler set a flag instead of raising, or read in worker processes.",
+                *(what, self._times, type(exc).__name__),
+            )
 
 
 @final

@@ -93,6 +93,11 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             os._exit(NO_DESCRIPTORS)
         raise
+    finally:
+        dataset = getattr(setup.work, "dataset", None)
+        if getattr(dataset, "forward_lanes", None) and callable(close := getattr(dataset, "close", None)):
+            with contextlib.suppress(Exception):
+                close()  # so that generators end, each with its `finally`
 
 
 def _load(fd: int, nbytes: int) -> Setup:
