@@ -265,10 +265,11 @@ class FromDataset(DataLoaderWords):
         # read before the loop asks for it, so a live source may wait until the loop has used the last batch.
         only_read = facts.read == "forward" and lanes is None and not runs_user_code
         if only_read and num_workers and worker_init_fn is not None:
+            several = num_workers if isinstance(num_workers, int) else 4
             raise ValueError(
                 f"worker_init_fn prepares worker processes, but without lanes= {facts.name} is read in this process, "
                 f"and there are none. Leave worker_init_fn out; or, for an IterableDataset that it splits or seeds, "
-                f"pass lanes={num_workers if isinstance(num_workers, int) else 4}, the workers that a DataLoader would have."
+                f"pass lanes={several}, the workers that a DataLoader would have."
             )
         root, mapper = _graph_of(
             _dealt(source, shares),

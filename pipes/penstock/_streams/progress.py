@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, final
 
-from penstock._errors import is_own_error
+from penstock._errors import first_time, is_own_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class Interruptions:
         if is_own_error(exc):
             return
         self._place, self._times = place, self._times + 1 if place == self._place else 1
-        if self._times == _TIMES:
+        if self._times == _TIMES and first_time("interrupted", what):
             log.warning(
                 "%s was interrupted %d times in a row before the same item (%s). It can only be read from its "
                 "beginning, and starts over each time, so it stands still if interrupts come faster than it gets here. "
