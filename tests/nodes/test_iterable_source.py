@@ -402,23 +402,3 @@ def test_one_that_does_not_ask_is_not(caplog):
     with Loader.from_dataset(Draws(), batch_size=None, num_workers=1) as loader:
         list(loader)
     assert "lanes=" not in caplog.text
-
-
-class Uneven(IterableDataset):
-    """Rank r has r + 2 items."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def __iter__(self):
-        yield from range(1000 * self.rank, 1000 * self.rank + self.rank + 2)
-
-
-def test_how_long_the_share_was_that_a_rank_was_given_is_logged(caplog):
-    """Once, so that the logs of ranks which wait for each other tell who has ended. Seen to fail: nothing was said."""
-    caplog.set_level("INFO", "penstock")
-    for rank in range(2):
-        with Loader.from_dataset(Uneven(rank), batch_size=None, split="own", rank=rank, world_size=2) as loader:
-            assert [len([*loader]), len([*loader])] == [rank + 2] * 2
-    lines = [line for line in caplog.messages if "gave this rank" in line]
-    assert [f"gave this rank {rank + 2} items in epoch 0" in line for rank, line in enumerate(lines)] == [True, True]

@@ -246,12 +246,6 @@ class IterableSource(FirstNode[Indices]):
                 self._check_given()
                 self._end()
                 self._compare_length()
-                if self.split == "own" and self._once("share"):
-                    log.info(
-                        "%s gave this rank %d items in epoch %d. With split='own', ranks with fewer items wait for the "
-                        "others in their next collective operation.",
-                        *(type(self.iterable).__name__, self._position, self._epoch),
-                    )
             used.gave = used.gave or self._position > 0
             # now, so that a state that cannot be saved raises at this block
             self._inner = self._state_of(self._reader.state())

@@ -35,15 +35,12 @@ class Interruptions:
 
     def add(self, exc: BaseException, place: object, what: str) -> None:
         """Reading ``what`` raised ``exc`` on the way to ``place``."""
-        if is_own_error(exc):
-            return
-        self._place, self._times = place, self._times + 1 if place == self._place else 1
-        if self._times == _TIMES and first_time("interrupted", what):
+        self._place, self._times = place, 1 + (self._times if place == self._place else 0)
+        if self._times == _TIMES and not is_own_error(exc) and first_time("interrupted", what):
             log.warning(
-                "%s was interrupted %d times in a row before the same item (%s). It can only be read from its "
-                "beginning, and starts over each time, so it stands still if interrupts come faster than it gets here. "
-                "Let the handler set a flag instead of raising, or read in worker processes.",
-                *(what, self._times, type(exc).__name__),
+                f"{what} was interrupted {_TIMES} times in a row before the same item. It is read from its beginning, "
+                f"and starts over each time, so it stands still if interrupts come faster than it gets here. Let the "
+                f"handler set a flag instead of raising, or read in worker processes."
             )
 
 

@@ -94,10 +94,9 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
             os._exit(NO_DESCRIPTORS)
         raise
     finally:
-        dataset = getattr(setup.work, "dataset", None)
-        if getattr(dataset, "forward_lanes", None) and callable(close := getattr(dataset, "close", None)):
+        if callable(close := getattr(setup.work, "close", None)):
             with contextlib.suppress(Exception):
-                close()  # so that generators end, each with its `finally`
+                close()
 
 
 def _load(fd: int, nbytes: int) -> Setup:
