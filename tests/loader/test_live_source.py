@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import queue
 import threading
@@ -13,6 +14,7 @@ from torch.utils.data import IterableDataset
 from torchdata.nodes import IterableWrapper
 
 from penstock import Loader
+from penstock._workers import slow_read
 from penstock.nodes import IterableSource
 
 BATCH, BATCHES = 4, 5
@@ -172,3 +174,62 @@ def test_a_worker_init_fn_that_no_worker_would_call_is_refused(options: dict[str
         Loader.from_dataset(Counted(), batch_size=3, worker_init_fn=print, **options)
     with Loader.from_dataset(Counted(), batch_size=3, worker_init_fn=print) as loader:  # as with a DataLoader
         assert len(list(loader)) == 4
+
+
+class WaitsForTheLog(IterableDataset):
+    """Waits after its second batch until the log says something: a real one would wait for ever."""
+
+    def __init__(self, said: threading.Event) -> None:
+        self.said = said
+
+    def __iter__(self):
+        for item in range(5 * BATCH):
+            if item == 2 * BATCH:
+                assert self.said.wait(60)
+            yield item
+
+
+@pytest.mark.parametrize("options", [{"transform": int}, {"collate_fn": list}])
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_one_that_waits_for_batches_that_were_read_ahead_for_workers_is_said(
+    options: dict[str, Any], method: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers that run the user's code need batches ahead. Once, and what comes is right. Seen to fail: nothing was
+    said of a loop that hung.
+    """
+    monkeypatch.setattr(slow_read, "AFTER_S", 0.02)
+    said = threading.Event()
+
+    class Says(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.set()
+
+    handler = Says()
+    logging.getLogger("penstock").addHandler(handler)
+    try:
+        words = {"num_workers": 1, "method": method, **options}
+        with Loader.from_dataset(WaitsForTheLog(said), batch_size=BATCH, **words) as loader:
+            came = [list(map(int, batch)) for batch in loader]
+    finally:
+        logging.getLogger("penstock").removeHandler(handler)
+    assert came == [[BATCH * number + k for k in range(BATCH)] for number in range(5)]
+    assert [line.count("pass num_workers=0, and nothing is read ahead") for line in caplog.messages] == [1]
+
+
+def test_an_interrupt_in_a_source_is_no_slow_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen to fail: the read that an interrupt had ended went on for the watch."""
+    monkeypatch.setattr(slow_read, "AFTER_S", 0.01)
+
+    class Stops(IterableDataset):
+        def __iter__(self):
+            yield from range(2 * BATCH)
+            raise KeyboardInterrupt
+
+    with Loader.from_dataset(Stops(), batch_size=BATCH, num_workers=1, method="thread", transform=int) as loader:
+        batches = iter(loader)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        threading.Event().wait(0.05)
+    assert not [line for line in caplog.messages if "read ahead" in line]
