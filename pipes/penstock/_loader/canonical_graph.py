@@ -120,14 +120,15 @@ class FromDataset(DataLoaderWords):
                 shards by itself.
             batch_sampler: Yields lists of indices; ranks get whole batches. Excludes ``batch_size`` and ``drop_last``.
             num_workers: Worker threads or processes. 0 loads in the calling thread; ``"auto"`` adjusts the number as
-                training runs.
+                training runs. An ``IterableDataset`` without ``lanes`` has workers only for your ``transform`` and
+                ``collate_fn``.
             collate_fn: Merges samples into a batch; default: ``default_collate``. Runs in the workers, but in this
                 process for a stream with two or more worker processes.
             pin_memory: Copy batches to pinned memory if there is an accelerator.
             drop_last: Drop the last batch of an epoch if it is not full.
-            timeout: Seconds to wait for a batch; 0 waits forever.
-            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, with the
-                lane's, for each copy of the dataset.
+            timeout: Seconds to wait for a batch; 0 waits forever. Does not end a read in this process.
+            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, and for a
+                `Stream` of an ``IterableDataset``, with the lane's, for each copy of the dataset.
             multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
             generator: Its initial seed becomes ``seed``; nothing is drawn from it.
             prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64
