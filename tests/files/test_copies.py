@@ -10,6 +10,8 @@ import pickle
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -353,6 +355,31 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to_are_as_if_there_were
     monkeypatch.undo()
     assert ["full disk" in line for line in caplog.messages] == [True, False]
     assert "is not writable" in caplog.messages[1]
+
+
+READ_ONLY = """
+import logging, sys
+from penstock._files.copies import CacheFolder
+logging.basicConfig(format="%(message)s")
+cache = CacheFolder(sys.argv[1], 10_000)
+for number in (1, 2):
+    opened = cache.opened(f"s3://data/{number}.tar", 1000, "1", lambda path: open(path, "wb").close())
+    print(number, opened and opened.read(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_filled_folder_on_a_read_only_mount_gives_what_it_has(tmp_path: Path) -> None:
+    """A real mount, where this user may make one. Seen to fail: it was refused, although it had the copy."""
+    read(CacheFolder(str(tmp_path), 10 * SIZE), 1)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$0" -c "$2" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, str(tmp_path), READ_ONLY]
+    if subprocess.run([*command[:4], 'mount --bind "$0" "$0"', str(tmp_path)], capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"1 {content(1)[:1]!r}\n2 None\n"
+    assert "is on a read-only file system, so only the copies that it already has are used" in done.stderr
+    assert "is not writable, so files without a copy are read from their source" in done.stderr
 
 
 def deleted(folder: Path) -> None:

@@ -292,6 +292,31 @@ def test_a_worker_init_fn_that_does_not_split_is_no_split(workers):
     assert [*map(int, found)] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize(("workers", "mixed"), [(0, False), (0, True), pytest.param(2, True, marks=pytest.mark.slow)])
+def test_worker_init_fn_is_called_for_the_lanes_of_a_stream(workers, mixed):
+    """On each of two ranks, which share the lanes. Seen to fail: it was called with the `Stream` as the dataset in
+    worker processes, and not at all inline.
+    """
+    found = []
+    for rank in range(2):
+        data = penstock.Stream(Range(), lanes=2, epoch_size=28)
+        if mixed:
+            data = penstock.Mix({"only": data}, {"only": 1}, epoch_size=28)
+        words = {"worker_init_fn": halve, "rank": rank, "world_size": 2, **fork(workers)}
+        with Loader.from_dataset(data, batch_size=None, **words) as loader:
+            found += [*loader]
+    assert sorted(map(int, found)) == [*range(3, 17), *range(18, 32)]
+
+
+def test_loaders_of_one_stream_have_one_worker_init_fn():
+    """It changes the copies that they share. Seen to fail: the second one's was called for both."""
+    stream = penstock.Stream(Range(), lanes=2, epoch_size=28)
+    Loader.from_dataset(stream, None, worker_init_fn=halve).close()
+    Loader.from_dataset(stream, None, worker_init_fn=halve).close()
+    with pytest.raises(ValueError, match="worker_init_fn=None: this Stream is already used by a loader with worker_in"):
+        Loader.from_dataset(stream, None)
+
+
 def test_loaders_of_one_stream_seed_alike():
     """Seen to fail: the second told the first."""
     stream = penstock.Stream(Seeds(random.random), lanes=2, epoch_size=80)
@@ -302,9 +327,9 @@ def test_loaders_of_one_stream_seed_alike():
 
 
 def test_a_worker_init_fn_without_a_dataset_is_told_why():
-    """Seen to fail without the note."""
+    """Where a ``collate_fn`` of the user's needs workers. Seen to fail without the note."""
     with (
-        Loader.from_dataset(Range(), batch_size=3, worker_init_fn=halve, **fork(2)) as loader,
+        Loader.from_dataset(Range(), batch_size=3, worker_init_fn=halve, collate_fn=list, **fork(2)) as loader,
         pytest.raises(AttributeError) as caught,
     ):
         list(loader)

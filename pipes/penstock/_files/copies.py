@@ -93,6 +93,9 @@ class CacheFolder:
             with self._alone():
                 os.listdir(self.folder)
         except OSError as exc:
+            if exc.errno == errno.EROFS and os.path.isdir(self.folder):
+                self._say("is on a read-only file system, so only the copies that it already has are used")
+                return
             if exc.errno in _NO_LOCKS:
                 why = (
                     f"is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite "

@@ -120,14 +120,15 @@ class FromDataset(DataLoaderWords):
                 shards by itself.
             batch_sampler: Yields lists of indices; ranks get whole batches. Excludes ``batch_size`` and ``drop_last``.
             num_workers: Worker threads or processes. 0 loads in the calling thread; ``"auto"`` adjusts the number as
-                training runs.
+                training runs. An ``IterableDataset`` without ``lanes`` has workers only for your ``transform`` and
+                ``collate_fn``.
             collate_fn: Merges samples into a batch; default: ``default_collate``. Runs in the workers, but in this
                 process for a stream with two or more worker processes.
             pin_memory: Copy batches to pinned memory if there is an accelerator.
             drop_last: Drop the last batch of an epoch if it is not full.
-            timeout: Seconds to wait for a batch; 0 waits forever.
-            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, with the
-                lane's, for each copy of the dataset.
+            timeout: Seconds to wait for a batch; 0 waits forever. Does not end a read in this process.
+            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, and for a
+                `Stream` of an ``IterableDataset``, with the lane's, for each copy of the dataset.
             multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
             generator: Its initial seed becomes ``seed``; nothing is drawn from it.
             prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64
@@ -238,7 +239,9 @@ class FromDataset(DataLoaderWords):
         if lanes is None and bookmarks is None:
             source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
             map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
-            facts.seed_items(seed_global_rngs)
+            facts.seed_items(seed_global_rngs, worker_init_fn)
+            if facts.sets_worker_info:
+                worker_init_fn = None  # it is called for each lane
         else:
             from penstock._loader.in_lanes import in_lanes
 
@@ -260,12 +263,22 @@ class FromDataset(DataLoaderWords):
             )  # a batch cannot be read twice, and its items are seeded as they are read
             worker_init_fn = None  # it is called for each lane
 
+        # Workers would only copy what is read here, which takes longer than to collate it. And without them nothing is
+        # read before the loop asks for it, so a live source may wait until the loop has used the last batch.
+        only_read = facts.read == "forward" and lanes is None and not runs_user_code
+        if only_read and num_workers and worker_init_fn is not None:
+            several = num_workers if isinstance(num_workers, int) else 4
+            raise ValueError(
+                f"worker_init_fn prepares worker processes, but without lanes= {facts.name} is read in this process, "
+                f"and there are none. Leave worker_init_fn out; or, for an IterableDataset that it splits or seeds, "
+                f"pass lanes={several}, the workers that a DataLoader would have."
+            )
         root, mapper = _graph_of(
             _dealt(source, shares, facts),
             map_fn,
             device,
             pin_memory,
-            num_workers=num_workers,
+            num_workers=0 if only_read else num_workers,
             in_order=in_order,
             method=method,
             multiprocessing_context=multiprocessing_context,
@@ -282,6 +295,7 @@ class FromDataset(DataLoaderWords):
             ray_options=ray_options,
         )
         mapper.executor.generators.leave(generator=generator)
+        index_of(source).first.has_workers |= bool(num_workers)
 
         loader: Any = cast("Any", cls)(root, infinite=infinite)
         loader._words = {

@@ -43,6 +43,7 @@ from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node, epoch_of
 from penstock._nodes.sharder import ranks_of, warn_if_all_read_everything
 from penstock._observe.loop_clock import LoopClock
+from penstock._workers.lane_info import LaneInfo
 from penstock._workers.lifetime import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
@@ -579,6 +580,12 @@ class Loader(FromDataset, Generic[T]):
         if worker is not None and isinstance(worker.dataset, IterableDataset):
             rank, world_size = ranks_of(self.root)
             if world_size % worker.num_workers or rank % worker.num_workers != worker.id:
+                if isinstance(worker, LaneInfo):
+                    raise GraphError(
+                        f"this loader is read in each of the {worker.num_workers} lanes of another one, so each would "
+                        f"deliver every batch. Build it in __iter__, with rank=info.id and "
+                        f"world_size=info.num_workers, where info = torch.utils.data.get_worker_info()."
+                    )
                 raise GraphError(
                     f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver "
                     f"every batch. A Loader replaces the DataLoader: iterate over it directly, and pass num_workers to "

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch, first_time
-from penstock._fetch.dataset_facts import DatasetFacts, length
+from penstock._fetch.dataset_facts import DatasetFacts, length, loses_buffer
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import FirstItems
 from penstock._fetch.indices import Indices
@@ -299,7 +299,8 @@ class IterableSource(FirstNode[Indices]):
         return () if first is None else first.marks
 
     def shutdown(self) -> None:
-        self._reader.shutdown()
+        with self._rng.kept():  # a generator may end here
+            self._reader.shutdown()
 
     @contextlib.contextmanager
     def _asks(self) -> Iterator[None]:
@@ -337,6 +338,12 @@ class IterableSource(FirstNode[Indices]):
             if not self._pristine:
                 self._rng.seed(0, START)
                 pristine = self._state_of(self._reader.pristine())
+                if loses_buffer(self.iterable) and first_time("buffer", type(self.iterable)):
+                    log.warning(
+                        "%s shuffles with a buffer, which its state_dict leaves out, so a resumed run gets other items "
+                        "than this one. Pass lanes= to Loader.from_dataset, which resumes it exactly, with any number.",
+                        type(self.iterable).__name__,
+                    )
                 self._used, again = _Used.of(self.iterable, pristine, is_node=self._reader.IS_NODE)
                 self._pristine = [self._used.pristine]
                 if again:

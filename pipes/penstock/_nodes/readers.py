@@ -158,7 +158,7 @@ class IterableReader:
         )
 
     def shutdown(self) -> None:
-        pass
+        self._iterator = iter(())  # so that a generator ends now, with its `finally`
 
     def _tell(self, epoch: int) -> None:
         if self.told:

@@ -17,6 +17,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
+from penstock._streams.progress import Interruptions
 from penstock._streams.share_reader import LateDraw
 from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing, process
@@ -109,6 +110,7 @@ class _Lane(EndOfWalk):
         self._batches: int | None = None  # in this epoch, once known
         self._failed: tuple[int, Exception] | None = None  # the batch in this epoch that could not be read
         self.info: LaneInfo | None = None  # in this epoch
+        self._interruptions = Interruptions()
 
     def batch(self, epoch: int, number: int, transform: Callable[[Any], Any] | None) -> list[Any] | None:
         """The samples of a batch; None if the share has fewer.
@@ -144,6 +146,7 @@ class _Lane(EndOfWalk):
             return self.batch(epoch, number, transform)
         except BaseException as exc:
             self.close()
+            self._interruptions.add(exc, (epoch, number), self._of.shares.label(self._worker))
             if isinstance(exc, Exception) and is_own_error(exc):
                 self._epoch, self._failed = epoch, (number, exc)
             raise

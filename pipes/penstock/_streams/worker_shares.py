@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_copies import DatasetCopies, plain
-from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.first_items import MOST, FirstItems
@@ -118,7 +118,7 @@ class WorkerShares:
         self.folder = folder or (None if self._run.path == os.devnull else self._run.path)
         self.states: ShareStates | None = None
         self.seeding = ItemSeeding(seed_global_rngs)
-        self._init = worker_init_fn
+        self.init = worker_init_fn
 
     @property
     def dataset(self) -> Any:
@@ -150,7 +150,7 @@ class WorkerShares:
 
     def reader(self, share: Share) -> ShareReader:
         """Reads ``share`` from its beginning."""
-        reader = ShareReader(self.copies, share, self.seeding, self._init)
+        reader = ShareReader(self.copies, share, self.seeding, self.init)
         if self.copies.nbytes > LARGE_COPY:
             self.warn_once(
                 "large copies",
@@ -220,7 +220,7 @@ class WorkerShares:
         """Whether ``worker_init_fn`` seems to have split the dataset, by its argument: with the same seeds, another
         worker begins with other items.
         """
-        if self._init is None:
+        if self.init is None:
             return False
         # read here, because what another process has noted may come too late
         other = self.reader(share._replace(worker=(share.worker + 1) % self.lanes))
@@ -242,6 +242,15 @@ class WorkerShares:
                 f"one does. Pass lanes= of at most the number of its shards (files); and if it also splits itself by "
                 f"rank, take that out, because all ranks share the lanes."
             )
+        if (claimed := length(self.dataset)) is not None and share.pass_ == 0 and not self._endless:
+            self._run.first(f"items {share.worker}", str(reader.n))
+            counts = [self._run.read(f"items {worker}") for worker in range(self.lanes)]
+            if all(counts) and (items := sum(map(int, counts))) != claimed:
+                self.warn_once(
+                    "length",
+                    f"{self.name} has a length of {claimed}, but its {self.lanes} workers yielded {items} items. Every "
+                    f"item was delivered, but len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
+                )
         if self.copies.changed():
             self.warn_once(
                 "changed tensor",

@@ -93,6 +93,10 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             os._exit(NO_DESCRIPTORS)
         raise
+    finally:
+        if callable(close := getattr(setup.work, "close", None)):
+            with contextlib.suppress(Exception):
+                close()
 
 
 def _load(fd: int, nbytes: int) -> Setup:
