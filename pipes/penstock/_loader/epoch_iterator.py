@@ -59,8 +59,8 @@ class Runs:
     @property
     def is_inside(self) -> bool:
         """Whether somebody holds an iterator that is inside an epoch: between its first batch and its last one."""
-        one = self.iterator and self.iterator()
-        return one is not None and one._run == self.number and not one._ended and self._reader.cursor.remaining != 0
+        held = self.iterator and self.iterator()
+        return held is not None and held._run == self.number and not held._ended and self._reader.cursor.remaining != 0
 
     @property
     def state(self) -> State:

@@ -29,7 +29,7 @@ from penstock._fetch.dataset_facts import DatasetFacts, length, loses_buffer
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import FirstItems
 from penstock._fetch.indices import Indices
-from penstock._memory.reused import OwnMemory
+from penstock._fetch.reused import OwnMemory
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader

@@ -331,9 +331,11 @@ class WeightedOrder(PlainOrder):
             self._used, self._next, self._expected, self._changed = self._replaced[1]
             return
         latest, following = self._latest, None
-        known = [one for one in self._used if one.since == since and digest in (None, one.digest) and one.bounds.size]
+        known = [
+            used for used in self._used if used.since == since and digest in (None, used.digest) and used.bounds.size
+        ]
         if known:
-            used = *known, *(one for one in self._used if one.since < since)
+            used = *known, *(earlier for earlier in self._used if earlier.since < since)
         elif digest in (None, latest.digest):
             used = (latest._replace(since=since),)
         else:

@@ -108,8 +108,8 @@ class OpenShards:
 
     def is_busy(self, shard: int) -> bool:
         """Whether another thread is opening or reading a shard, so that `read` would wait. Out of date at once."""
-        one = self._shards.get(shard)
-        return one is not None and one.lock.locked()
+        known = self._shards.get(shard)
+        return known is not None and known.lock.locked()
 
     def close(self) -> None:
         """Close everything that this process has open. Idempotent; reading opens shards again."""

@@ -33,9 +33,9 @@ class Interruptions:
         self._place: object = None
         self._times = 0
 
-    def add(self, exc: BaseException, place: object, what: str) -> None:
-        """Reading ``what`` raised ``exc`` on the way to ``place``."""
-        self._place, self._times = place, 1 + (self._times if place == self._place else 0)
+    def add(self, exc: BaseException, at: object, what: str) -> None:
+        """Reading ``what`` raised ``exc`` on the way to ``at``."""
+        self._place, self._times = at, 1 + (self._times if at == self._place else 0)
         if self._times == _TIMES and not is_own_error(exc) and first_time("interrupted", what):
             log.warning(
                 f"{what} was interrupted {_TIMES} times in a row before the same item. It is read from its beginning, "

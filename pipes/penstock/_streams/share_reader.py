@@ -23,7 +23,7 @@ from penstock._errors import SampleError, is_own_error, suppress_own
 from penstock._fetch.dataset_copies import plain
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.held import EndOfWalk
-from penstock._memory.reused import OwnMemory
+from penstock._fetch.reused import OwnMemory
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.sample_rng import epoch_word
 from penstock._streams.share_states import checksum_of_item
