@@ -47,8 +47,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
-        ValueError: When training resumes without ``ignore_data_skip=True``. When it begins: the epochs differ in length,
-            and the trainer has no `HFTrainerMixin`.
+        ValueError: When training resumes without ``ignore_data_skip=True``. When it begins: the epochs differ in
+            length, and the trainer has no `HFTrainerMixin`.
         StateError: When training resumes: the checkpoint has no state of a loader, or it belongs to another loader.
     """
 
@@ -391,16 +391,13 @@ def _steps_by_epoch(loader: Loader[Any], args: TrainingArguments) -> list[int]:
 
 def _refuse_lengths_that_differ(loader: Loader[Any], state: TrainerState) -> None:
     with suppress(TypeError):
-        first = loader.count_batches(1)
-        for epoch in range(1, state.num_train_epochs):
-            if (other := loader.count_batches([epoch])) != first:
-                raise ValueError(
-                    f"epoch 0 has {first} batches and epoch {epoch} has {other}, but the trainer takes all epochs for "
-                    f"as long as the first: it would leave batches out or end early, on a wrong schedule. Put "
-                    f"HFTrainerMixin first, class MyTrainer(HFTrainerMixin, Trainer), and keep your "
-                    f"get_train_dataloader; with transformers 5 the mixin counts each epoch. Or leave out count=True, "
-                    f"and pass max_steps."
-                )
+        counts = {loader.count_batches([epoch]) for epoch in range(state.num_train_epochs)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"the epochs have {min(counts)} to {max(counts)} batches, but the trainer takes all for as long as the "
+                f"first. Write class MyTrainer(HFTrainerMixin, Trainer) and keep your get_train_dataloader: with "
+                f"transformers 5 the mixin counts each epoch. Or leave out count=True, and pass max_steps."
+            )
 
 
 def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:
