@@ -312,7 +312,6 @@ def test_batches_left_behind_are_said_once(leave: Any, caplog: pytest.LogCapture
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 1
         assert "took 13 batches of epoch 2, as many as len(loader) gave for another epoch, and left 1 behind" in said[0]
-        assert "this epoch has 14" in said[0]
         for epoch in (2, 3):
             one.set_epoch(epoch)
             leave(one, n)

@@ -223,40 +223,36 @@ class EpochCursor:
         """Whether a loaded state or a requested epoch decides the next start."""
         return self.pending or self._requested is not None
 
-    def start(self) -> Move:
-        """Return what the graph must do. Nothing changes until `arrived` reports that it is done."""
-        self._look()
-        try:
-            return self._move(self._requested, self._by_sampler)
-        except StateError:
-            self._requested = None
-            raise
-
     def bound_for(self, asked: int | None) -> State:
-        """Where the next iterator starts, if an epoch is requested; otherwise `here`. Changes nothing.
+        """Where the next `start` leads, if an epoch is requested, or ``asked`` of an object of the user's.
 
-        Args:
-            asked: The epoch that an object of the user's was told last, which is a request, too.
+        Otherwise, and if that start will raise, `here`. Changes nothing.
         """
         requested, by_sampler = (self._requested, self._by_sampler) if asked is None else (asked, False)
         if requested is None:
             return self.here
-        try:
-            move = self._move(requested, by_sampler)
-        except StateError:  # the next start raises it
-            return self.here
-        if isinstance(move, Jump):
-            return self.here if move.over_marker else move.state
-        epoch = self._absolute(requested)
-        return self.state if epoch == epoch_of(self.state) else self._start(epoch)
+        if not self.pending:
+            return self._start(self._absolute(requested))
+        ahead, stream = requested - epoch_of(self.state), by_sampler and not self._sized
+        if ahead == 1 and (stream or self._complete):
+            return self._start(requested)
+        return self.state if ahead == 0 and (stream or not by_sampler) else self.here
 
-    def _move(self, requested: int | None, by_sampler: bool) -> Move:
+    def start(self) -> Move:
+        """Return what the graph must do. Nothing changes until `arrived` reports that it is done."""
+        self._look()
+        requested = self._requested
         if self.pending:
-            if by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
+            if (
+                self._by_sampler
+                and not self._sized
+                and requested is not None
+                and requested - epoch_of(self.state) in (0, 1)
+            ):
                 # Only another read would show whether a stream is at its end. A trainer that requests the next epoch
                 # has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self._start(requested))
-            return self._from_loaded(None if by_sampler and not self._completes(requested) else requested)
+            return self._from_loaded(None if self._by_sampler and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
@@ -288,6 +284,7 @@ class EpochCursor:
             return Jump(self.state, over_marker=self._infinite or (self._restart is True and self.begun))
         if self._infinite or not self._sized:
             return Jump(self.state, over_marker=True)
+        self._requested = None
         raise StateError(
             f"set_epoch({requested}) was called, but the loaded state is in epoch {epoch_of(self.here)}. Start your "
             f"loop at loader.epoch, or do not load the state."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, first_time
-from penstock._nodes.node import BaseNode, epoch_of
+from penstock._nodes.node import BaseNode
 
 if TYPE_CHECKING:
     from penstock._loader.cursor import EpochCursor
@@ -136,31 +136,6 @@ def refuse_discarding(loader: Any) -> None:
             "has loaded a state and begins after them. Train with ignite.engine.Engine, or wrap the loader as in "
             "'ignite' on the page 'Trainers' of the documentation."
         )
-
-
-def rest_of(loader: Any) -> tuple[int, int, int] | None:
-    """The epoch that the loop is inside, the batches that it has taken of it, and those that are left; None unless it
-    has taken as many as ``len(loader)`` said of another epoch, so that it seems to count by that.
-    """
-    cursor = loader._reader.cursor
-    if not loader._counts or not cursor.begun or not (left := cursor.remaining):
-        return None
-    taken = (loader._batches(epoch := epoch_of(cursor.state)) or 0) - left
-    return (epoch, taken, left) if taken in loader._counts else None
-
-
-def tell_of_rest(loader: Any, rest: tuple[int, int, int] | None) -> None:
-    """If the loop has left ``rest`` behind and goes on with the next epoch, log that, once for each loader."""
-    if rest is None or epoch_of(loader._reader.cursor.state) != rest[0] + 1:
-        return
-    epoch, taken, left = rest
-    loader._counts = None
-    log.warning(
-        f"the loop took {taken} batches of epoch {epoch}, as many as len(loader) gave for another epoch, and left "
-        f"{left} behind: this epoch has {taken + left}, because the epochs of this loader differ in length. Read until "
-        f"the loader ends, or ask for len(loader) at the beginning of every epoch, after set_epoch; "
-        f"loader.count_batches(epochs) is the sum. If it was meant, ignore this; it is not said again."
-    )
 
 
 def check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, Any]) -> None:

@@ -22,15 +22,7 @@ from penstock._arguments import LONGEST_S, seconds, whole_number
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._loader.address import Address
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.dataloader_words import (
-    EpochView,
-    check_epoch,
-    check_root,
-    refuse_assignment,
-    refuse_discarding,
-    rest_of,
-    tell_of_rest,
-)
+from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
@@ -123,7 +115,6 @@ class Loader(FromDataset, Generic[T]):
         self.saved_by: str | None = None
         self._settings: dict[str, Any] | None = None
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
-        self._counts: set[int] | None = set()  # all such answers; None: the loop was told that it left batches behind
         self._runs = Runs(self._reader)
         self._changes = RunChanges(self._reader)
         self._unseeded: int | None = None  # number of items shuffled with the default seed
@@ -153,9 +144,8 @@ class Loader(FromDataset, Generic[T]):
         """
         batches = self._length()
         if batches is None:
-            raise self._unsized("this loader has no length")
-        if self._counts is not None:
-            self._counts.add(batches)
+            raise TypeError(f"this loader has no length: {self._why_unsized}") from self._reader.positions.unsized()
+        self._runs.lengths.add(batches)
         return batches
 
     def count_batches(self, epochs: int | Iterable[int]) -> int:
@@ -170,16 +160,16 @@ class Loader(FromDataset, Generic[T]):
                 count.
         """
         numbers = epochs if isinstance(epochs, Iterable) else range(whole_number("epochs", epochs, 0))
-        counts = [None if self._infinite else self._batches(check_epoch(epoch)) for epoch in numbers]
-        if None in counts:
-            raise self._unsized("the batches of its epochs cannot be counted in advance")
+        counts = [self._batches(check_epoch(epoch)) for epoch in numbers]
+        if self._infinite or None in counts:
+            raise TypeError(
+                f"the batches of this loader cannot be counted in advance: {self._why_unsized}"
+            ) from self._reader.positions.unsized()
         return sum(filter(None, counts))
 
-    def _unsized(self, what: str) -> TypeError:
-        why = "it is infinite." if self._infinite else "its source does not know how many items an epoch has."
-        exc = TypeError(f"{what}: {why}")
-        exc.__cause__ = self._reader.positions.unsized()
-        return exc
+    @property
+    def _why_unsized(self) -> str:
+        return "it is infinite." if self._infinite else "its source does not know how many items an epoch has."
 
     def __bool__(self) -> bool:
         return True
@@ -256,10 +246,10 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._check_alone()
         self._runs.roll_back()
-        rest = rest_of(self)
+        rest = self._runs.rest()
         if self._reader.cursor.end_epoch():
             self._runs.given_up = self._runs.end()
-        tell_of_rest(self, rest)
+        self._runs.tell(rest)
         self._reader.commits.forget(self._reader.cursor.state)
 
     @property
@@ -596,9 +586,9 @@ class Loader(FromDataset, Generic[T]):
             warn_if_in_step(self)
         if not self._runs.number:
             warn_if_all_read_everything(self.root)
-        rest = rest_of(self)
+        rest = self._runs.rest()
         self._reader.start()
-        tell_of_rest(self, rest)
+        self._runs.tell(rest)
         return self._runs.end()
 
     def _length(self) -> int | None:
@@ -620,7 +610,7 @@ class Loader(FromDataset, Generic[T]):
 
     def _batches(self, epoch: int) -> int | None:
         """Batches in the whole of ``epoch``; the number may differ between epochs."""
-        return self._reader.positions.remaining(self._reader.positions.start_of(epoch, self._reader.cursor.state))
+        return self._reader.positions.items(epoch, self._reader.cursor.state)
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
         """The settings that ``state`` depends on. Later stages of a mix may still change."""

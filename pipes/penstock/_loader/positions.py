@@ -52,6 +52,10 @@ class Positions:
             )
         return state
 
+    def items(self, epoch: int, after: State) -> int | None:
+        """Items in the whole of ``epoch``; None if unknown."""
+        return self.remaining(self.start_of(epoch, after))
+
     def end_of(self, epoch: int) -> State:
         """The state in which only the marker of ``epoch`` is left."""
         return {"epoch": epoch, "source": None}

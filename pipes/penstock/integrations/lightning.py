@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -178,18 +176,16 @@ class LightningCallback(Callback):
         """Set what Lightning takes from the lengths of the loaders, which it reads only once, and refuse ranks of
         unequal length.
         """
-        fit = trainer.fit_loop
-        combined, fetcher = fit._combined_loader, fit._data_fetcher
-        if self._overfits or combined is None or combined.limits is None or fetcher is None:
-            return
         for loader in self._loaders:
             if (batches := _length(loader)) is not None:
                 _refuse_unequal(trainer, batches)
-        combined.limits[:] = _limits(trainer, combined)  # in place, because its iterator has them, too
-        batches = sized_len(combined)
+        fit: Any = trainer.fit_loop
+        if not self._overfits:
+            fit._combined_loader.limits[:] = _limits(trainer)  # in place, because its iterator has them, too
+        batches = sized_len(fit._combined_loader)
         if batches is None or batches == fit.max_batches:
             return
-        fit.max_batches = fetcher.length = batches
+        fit.max_batches = fit._data_fetcher.length = batches
         if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch not in (None, math.inf):
             trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 
@@ -263,24 +259,22 @@ class _Summing:
         """Optimizer steps in all epochs; Lightning's own are those of the first epoch, times their number."""
         trainer: Any = self
         steps: int | float = super().estimated_stepping_batches  # type: ignore[misc]
-        combined, most = trainer.fit_loop._combined_loader, trainer.max_steps
         if trainer.max_epochs == -1 or trainer.num_training_batches == math.inf or trainer.overfit_batches:
             return steps
-        steps = 0
-        for epoch in range(max(trainer.max_epochs, 1)):
-            batches = (min if combined._mode == "min_size" else max)(_limits(trainer, combined, epoch))
-            steps += math.ceil(batches / trainer.accumulate_grad_batches)
-            if 0 <= most <= steps:
-                return int(most)
-        return steps
+        together = min if trainer.fit_loop._combined_loader._mode == "min_size" else max
+        batches = [together(_limits(trainer, epoch)) for epoch in range(max(trainer.max_epochs, 1))]
+        steps = sum(math.ceil(count / trainer.accumulate_grad_batches) for count in batches)
+        return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
 
-def _limits(trainer: Any, combined: CombinedLoader, epoch: int | None = None) -> list[int | float]:
+def _limits(trainer: Any, epoch: int | None = None) -> list[int | float]:
     """The batches that Lightning takes from each loader in an epoch; None: in the present one."""
-    lengths = [_length(one, epoch if isinstance(one, Loader) else None) for one in combined.flattened]
+    limit = trainer.limit_train_batches
+    lengths = [_length(loader, epoch) for loader in trainer.fit_loop._combined_loader.flattened]
+    whole = [math.inf if length is None else length for length in lengths]
     return [
-        _parse_num_batches(RunningStage.TRAINING, math.inf if length is None else length, trainer.limit_train_batches)
-        for length in lengths
+        min(length, limit) if isinstance(limit, int) else length if limit == 1 else int(length * limit)
+        for length in whole
     ]
 
 
@@ -322,9 +316,9 @@ def _to_epoch_0(loader: Loader[Any]) -> None:
 
 def _length(loader: Any, epoch: int | None = None) -> int | None:
     """Batches in ``epoch``; None: in the present one, or if a loader cannot tell them apart."""
-    if epoch is not None:
+    if epoch is not None and isinstance(loader, Loader):
         with contextlib.suppress(TypeError):
-            return int(loader.count_batches([epoch]))
+            return loader.count_batches([epoch])
     return sized_len(loader)
 
 

@@ -47,8 +47,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
-        ValueError: When training resumes without ``ignore_data_skip=True``; or when it begins without `HFTrainerMixin`,
-            and the loader's epochs differ in length.
+        ValueError: When training resumes without ``ignore_data_skip=True``. When it begins: the epochs differ in
+            length, and the trainer has no `HFTrainerMixin`.
         StateError: When training resumes: the checkpoint has no state of a loader, or it belongs to another loader.
     """
 
@@ -58,16 +58,15 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         self._resumed: tuple[int, int] | None = None
         self._begun = -1  # epochs that this run has begun, not counting the first
         self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
-        # whether the trainer knows how many batches are left in the epoch in which it resumes
-        self._told_of_short_windows = False
-        self._mixed_in = False  # the trainer is an `HFTrainerMixin`
+        # whether the trainer knows how many batches each epoch has, and how many are left where it resumes
+        self._told_of_lengths = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """On every process, load the state if the trainer resumes."""
         self._training = loader = _loader(kwargs)
-        if not self._mixed_in:
+        if not self._told_of_lengths:
             _refuse_lengths_that_differ(loader, state)
         self._resumed, self._begun, self._loaded = None, -1, None
         if state.global_step == 0:
@@ -92,7 +91,7 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
         if _length(loader) is None:
             self._loaded = None if loader.infinite else loader.epoch
-        elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_short_windows:
+        elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_lengths:
             log.warning(
                 f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in "
                 f"which it resumes: it counts from the resume, so they do not fill "
@@ -127,8 +126,7 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """What the trainer saves of this callback: the loader's state."""
         saved = None if self._training is None else self._training.state_dict()
-        known = {name: getattr(self, name) for name in ("_told_of_short_windows", "_mixed_in")}
-        return {"args": {}, "attributes": {"loader": saved, **known}}
+        return {"args": {}, "attributes": {"loader": saved, "_told_of_lengths": self._told_of_lengths}}
 
 
 class HFTrainerMixin(_Trainer):
@@ -167,7 +165,7 @@ class HFTrainerMixin(_Trainer):
         """See `Trainer.train`; the workers end when it returns."""
         for one in self.callback_handler.callbacks:
             if isinstance(one, HFTrainerCallback):
-                one._told_of_short_windows, one._mixed_in = hasattr(Trainer, "_run_epoch"), True
+                one._told_of_lengths = hasattr(Trainer, "_run_epoch")
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -393,15 +391,13 @@ def _steps_by_epoch(loader: Loader[Any], args: TrainingArguments) -> list[int]:
 
 def _refuse_lengths_that_differ(loader: Loader[Any], state: TrainerState) -> None:
     with suppress(TypeError):
-        first = loader.count_batches(1)
-        for epoch in range(1, state.num_train_epochs):
-            if (other := loader.count_batches([epoch])) != first:
-                raise ValueError(
-                    f"epoch 0 has {first} batches and epoch {epoch} has {other}, but the trainer takes all epochs for "
-                    f"as long as the first: it would leave batches out or end early, on a wrong schedule. Put "
-                    f"HFTrainerMixin first, class MyTrainer(HFTrainerMixin, Trainer), and keep your "
-                    f"get_train_dataloader; the mixin counts each epoch. Or leave out count=True, and pass max_steps."
-                )
+        counts = {loader.count_batches([epoch]) for epoch in range(state.num_train_epochs)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"the epochs have {min(counts)} to {max(counts)} batches, but the trainer takes all for as long as the "
+                f"first. Write class MyTrainer(HFTrainerMixin, Trainer) and keep your get_train_dataloader: with "
+                f"transformers 5 the mixin counts each epoch. Or leave out count=True, and pass max_steps."
+            )
 
 
 def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:
