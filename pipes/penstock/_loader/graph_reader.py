@@ -219,13 +219,13 @@ class GraphReader(Generic[T]):
                     f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before "
                     f"it."
                 )
-            skips = self.positions.first.skips
-            if self._infinite and cursor.fresh and not cursor.over_marker and not (skips and skips.ranges):
+            empty = cursor.fresh and not cursor.over_marker
+            if self._infinite and empty and not self.positions.skipped(cursor.state, root.get_state()):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding "
-                    f"one. Use a larger dataset, or tail='pad'."
+                    f"one. {self.positions.remedy(epoch)}"
                 )
-            if cursor.fresh and not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
+            if empty and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
             if self.notes is not None:
                 self.notes.ended()

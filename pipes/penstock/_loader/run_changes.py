@@ -194,7 +194,9 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
             f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot "
             f"be skipped. Take an older state."
         )
-    return {**state, **packed({**changes, "skip": Skips([*changes.get("skip", []), *ranges]).ranges})}
+    run = settings.get("run", 1)
+    skips = Skips([*changes.get("skip", []), *ranges], run if is_count(run) and run else 1)
+    return {**state, **packed({**changes, "skip": skips.ranges})}
 
 
 def changes_in(state: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Batcher(IndexNode[Any]):
         drop_last: Drop the last batch of an epoch if it is not full.
 
     Raises:
-        ValueError: ``batch_size`` is not a whole number of at least 1.
+        ValueError: ``batch_size`` is not a whole number of at least 1, or a `Ramp` that cuts the runs of a `Mix`.
         GraphError: It is a `Ramp`, and the source does not count the samples since the start of training.
     """
 
@@ -51,11 +51,13 @@ class Batcher(IndexNode[Any]):
         super().__init__(
             source, settings={"batches_of": "samples"}, rank_settings={"batch_size": sizes, "drop_last": drop_last}
         )
-        if self.ramp is not None and self.first.skips is None:
-            raise GraphError(
-                f"batch_size={self.ramp} counts the samples since the start of training, but "
-                f"{type(self.first).__name__} does not. Use a dataset with an order."
-            )
+        if self.ramp is not None:
+            if self.first.skips is None:
+                raise GraphError(
+                    f"batch_size={self.ramp} counts the samples since the start of training, but "
+                    f"{type(self.first).__name__} does not. Use a dataset with an order."
+                )
+            self.ramp.check(self.first.skips.run)
         if drop_last and self.facts.rank_settings.get("dealt", {}).get("tail") == "exact":
             raise ValueError(
                 "drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two."

@@ -59,7 +59,7 @@ class Sampler(FirstNode[Indices]):
             )
         self.order = order
         self._n = len(order)
-        self.skips = self._given = Skips(skip)
+        self.skips = self._given = Skips(skip, order.run if isinstance(order, PlainOrder) else 1)
         self._adopted: list[Any] = []  # ranges to skip that a state has brought
         self.grain = order.grain if isinstance(order, PlainOrder) else 0
         self._block: int = getattr(order, "read_ahead", BLOCK)
@@ -188,7 +188,8 @@ class Sampler(FirstNode[Indices]):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         ranges = [list(pair) for pair in changes.get("skip", ())]
-        skips = Skips([*self._given.ranges, *(pair for pair in ranges if pair not in self._given.ranges)])
+        more = (pair for pair in ranges if pair not in self._given.ranges)
+        skips = Skips([*self._given.ranges, *more], self._given.run)
         of_order = {name: value for name, value in changes.items() if name != "skip"}
         if isinstance(self.order, PlainOrder):
             self.order.adopt(of_order)

@@ -46,6 +46,7 @@ class PlainOrder(Shown):
         marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None
             if there is nothing of the kind.
         why_ranks_differ: What to say and to do if they are not the same; None: see `dealt_twice`.
+        run: How many consecutive items stay together.
     """
 
     _n: int
@@ -53,6 +54,7 @@ class PlainOrder(Shown):
     marks: Callable[[], tuple[int, ...]] | None = None
     why_ranks_differ: str | None = None
     grain = 0
+    run = 1
 
     def __len__(self) -> int:
         return self._n
