@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensors import KINDS, content, make
+from tensors import KINDS, SLOW, content, make
 
 from penstock._memory.parcel import Parcel, pickled, unpack
 
@@ -22,14 +22,15 @@ def sent(value: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # of torch's own function for quantized ones
 @pytest.mark.parametrize("way", [lambda value: pickle.loads(pickled(value)), sent], ids=["task", "answer"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.soak) if k in SLOW else k for k in KINDS])
 def test_tensors_of_every_kind_come_back(kind, way):
-    """Seen to fail with torch's own pickle, which cannot be read again for dtypes without a storage class, and then with
-    torch's function that rebuilds these, for those that require gradients."""
+    """Seen to fail with torch's own pickle, which cannot be read again for dtypes without a storage class, and then
+    with torch's function that rebuilds these, for those that require gradients."""
     value = make(kind)
     assert content(way((value, [value]))[0]) == content(value)
 
 
+@pytest.mark.slow
 def test_the_same_memory_travels_once():
     """Slices of an Arrow table are pickled with all of its memory. Seen to fail: each had its own copy of it."""
     table = pytest.importorskip("pyarrow").table({"x": np.arange(200_000)})

@@ -67,8 +67,8 @@ def test_a_container_that_is_filled_again_is_copied():
 
 
 def test_items_of_their_own_are_passed_on():
-    """Although each is dropped, so that the next one may get its memory. Seen to fail when the first items were not held:
-    all were copied."""
+    """Although each is dropped, so that the next one may get its memory. Seen to fail when the first items were not
+    held: all were copied."""
     own = OwnMemory()
     for number in range(FIRST):
         assert own.watches

@@ -70,6 +70,10 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
+SLOW = ["jagged", "jagged uint16"]
+"""For them, torch imports for seconds."""
+
+
 def make(name: str) -> Any:
     """One of ``KINDS``."""
     with warnings.catch_warnings():
