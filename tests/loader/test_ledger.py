@@ -8,6 +8,7 @@ import copy
 import gc
 import json
 import os
+import pickle
 import random
 import signal
 import sys
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import penstock
 from penstock import Address, ClosedError, GraphError, Ledger, Loader, Packs, StateError, StateMismatch
+from penstock._fetch.dataset_copies import DatasetCopies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,6 +263,15 @@ def test_a_copy_of_a_loader_has_no_ledger() -> None:
         assert other.state_dict()
         with Ledger(other) as ledger:
             assert next(ledger)[0] == Address(0, 0)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda ledger: DatasetCopies([ledger])()])
+def test_a_ledger_says_why_it_cannot_be_copied(copied: Any) -> None:
+    """Seen to fail: "cannot pickle '_thread.RLock' object"."""
+    with build(9) as loader, Ledger(loader) as ledger:
+        with pytest.raises(TypeError, match="a Ledger cannot be copied or pickled: .* its state_dict"):
+            copied(ledger)
+        assert next(ledger)[0] == Address(0, 0)
 
 
 def test_what_is_open_is_saved_while_a_retired_one_is_passed() -> None:

@@ -15,6 +15,7 @@ import torchdata.nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from resumable import Resumable
+from tensors import make
 
 from penstock import Loader, StateError
 from penstock._fetch.encoding import TAG, decoded, encoded
@@ -180,6 +181,8 @@ Point = namedtuple("Point", "x y")
         ({"count": Counter("a")}, r"it\['count'\] is of type collections.Counter"),
         (np.array([Mine()]), "it is of type numpy.ndarray"),
         (torch.zeros(2).to_sparse(), "it is of type torch.Tensor"),
+        (make("nested"), "it is of type torch.Tensor"),
+        ([make("meta")], r"it\[0\] is of type torch.Tensor"),
         (torch.nn.Parameter(torch.zeros(1)), "it is of type .*Parameter"),
         (RING, "contains itself"),
     ],

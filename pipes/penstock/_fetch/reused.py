@@ -17,7 +17,7 @@ from penstock._errors import is_own_error
 from penstock._memory.tree import leaves, mapped
 
 FIRST: Final = 4
-"""Items of a pass that are looked at, and so the most buffers that may take turns."""
+"""Items of a pass that are looked at. So one buffer less may take turns."""
 
 
 @final

@@ -124,8 +124,8 @@ class _ByContent(pickle.Pickler):
         if isinstance(obj, set | frozenset):
             return _as_json(obj)
         if isinstance(obj, torch.Tensor):
-            plain = obj.as_subclass(torch.Tensor)
-            with contextlib.suppress(StateError):  # a nested or sparse one consists of others
+            with contextlib.suppress(StateError, RuntimeError):  # a nested or sparse one consists of others
+                plain = obj.as_subclass(torch.Tensor)
                 return _as_json(plain.int_repr() if plain.is_quantized else plain)
         return None
 
