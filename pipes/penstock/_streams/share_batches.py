@@ -17,7 +17,6 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
-from penstock._streams.share_reader import LateDraw
 from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing, process
 
@@ -139,9 +138,6 @@ class _Lane(EndOfWalk):
                 with seen_as(self.info):
                     samples = [run.applied(transform, item) for item in islice(run, size)]
             self._at, self._failed = self._at + len(samples), None
-        except LateDraw:
-            self.close()
-            return self.batch(epoch, number, transform)
         except BaseException as exc:
             self.close()
             if isinstance(exc, Exception) and is_own_error(exc):

@@ -31,6 +31,7 @@ from penstock._fetch.first_items import MOST, FirstItems
 from penstock._memory.modes import neutral_modes
 from penstock._random.lane_order import MOST_LANES
 from penstock._random.sample_rng import epoch_word
+from penstock._random.splitmix import GAMMA, mixed
 from penstock._streams.retrying import close, iter_with_retries
 from penstock._streams.run_folder import RunFolder
 from penstock._streams.share_reader import ItemSeeding, Share, ShareReader
@@ -127,7 +128,7 @@ class WorkerShares:
         """The outputs of ``steps`` over a share."""
         # a step may hold records, which no state of the dataset has
         if self.states is None and self.folder is not None and not steps:
-            self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
+            self.states = ShareStates(self.folder, {**self._binding, "seed": seed, "version": 2})
         self._try(seed)
         if self.copies.are_old() and not callable(getattr(self.dataset, "set_epoch", None)):
             self.warn_once(
@@ -141,8 +142,11 @@ class WorkerShares:
         return run
 
     def share(self, pass_: int, worker: int, seed: int) -> Share:
-        """That of a worker in a pass; ``seed`` is that of the order."""
-        return Share(pass_, worker, self.lanes, epoch_word(seed, worker) >> 1)
+        """That of a worker in a pass; ``seed`` is that of the order.
+
+        Its own is a number for the pass plus that of the worker, as in an epoch of a `DataLoader`.
+        """
+        return Share(pass_, worker, self.lanes, (mixed(epoch_word(seed, pass_) + 6 * GAMMA) >> 2) + worker)
 
     def reader(self, share: Share) -> ShareReader:
         """Reads ``share`` from its beginning."""
@@ -297,7 +301,7 @@ class ShareRecords(Iterable[Any]):
         self._reader: ShareReader | None = None
         self._sought: ShareReader | None = None  # stands where reading begins
         self._first: list[str] | None = []  # checksums of the first items, until they are enough
-        self._taken: tuple[int, str] | None = None  # a state, and the number of the next item then
+        self._taken: tuple[int, bool, str] | None = None  # a state, as in a `Mark`
         self._sums: list[str] = []  # of the items since
         self._due = time.perf_counter() + LEAST_S
 
@@ -367,7 +371,7 @@ class ShareRecords(Iterable[Any]):
         """A reader that stands at ``mark``; None if its state does not lead to the items that came."""
         for late in (False, True):
             reader = self._of.reader(self._share)
-            if reader.goes_to(mark.n, decoded(json.loads(mark.state)), mark.sums, late=late):
+            if reader.goes_to(mark.n, mark.drew, decoded(json.loads(mark.state)), mark.sums, late=late):
                 return reader
             reader.close()
         self._of.forget_states("loaded into a copy it did not lead to the same next items", share=self._share, n=mark.n)
@@ -398,7 +402,7 @@ class ShareRecords(Iterable[Any]):
                         )
         self._due = max(self._due, began + LEAST_S) + (time.perf_counter() - began) / SHARE_OF_TIME
 
-    def _state(self, reader: ShareReader) -> tuple[int, str] | None:
+    def _state(self, reader: ShareReader) -> tuple[int, bool, str] | None:
         try:
             state = reader.state()
             text = json.dumps(encoded(state, "it"))
@@ -412,7 +416,7 @@ class ShareRecords(Iterable[Any]):
                 f"it has {len(text) / 2**20:.0f} MiB as JSON, which is too much to keep", share=self._share, n=reader.n
             )
             return None
-        return None if state is None else (reader.n, text)
+        return None if state is None else (reader.n, reader.drew, text)
 
 
 def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, others: dict[str, Any]) -> WorkerShares:
