@@ -183,26 +183,21 @@ class ItemSeeding:
         self.drew = False
         self._watch = GlobalRngSnapshot()
         self._outside: RngImage | None = None  # the generators as they were when `several` began
+        self._at: tuple[ShareReader | None, Any] = None, None  # what was read last in it, and the marks when it began
         self._several = False  # whether it runs
-        # then: what was read last, and the marks when it was seeded for that; NumPy keeps no deviate at these marks
-        self._at: tuple[ShareReader | None, Any] = None, None
 
     def several(self, read: Callable[[], T]) -> T:
         """``read()``, which reads items of shares and nothing else, so that the generators are restored only once."""
         if not self.on or self._several:
             return read()
-        states = self._watch.look()
-        if states is None:
-            with global_rngs_kept():
-                return read()
-        if self._outside is None or self._outside.states != states:
-            self._outside = RngImage(states)
-        noted, self._several = note_watched(states), True
-        self._at = None, None if states.numpy[1] else self._watch.marks
+        if self._outside is None or self._outside.states != self._watch.look():
+            self._outside = RngImage(self._watch)
+        outside = self._outside
+        noted, self._several = note_watched(outside.states), True
         try:
             return read()
         finally:
-            self._outside.put(drawn=self._watch.marks != self._at[1])
+            outside.put(drawn=self._watch.marks != self._at[1])
             self._several, self._at = False, (None, None)
             if noted:
                 forget_interrupted()
@@ -214,19 +209,21 @@ class ItemSeeding:
         if not self._several:
             return self.several(partial(self.read, read, reader))
         watch, number = self._watch, reader.n if reader.drew or self.on == "always" else None
-        (last, before), now = self._at, watch.marks
-        if number is not None or last is not reader or now != before:
-            if number is None and reader.base is not None:
-                reader.base.put(drawn=now != before)
-            else:
-                seed_share(reader.share.seed, number)
-                if number is None and (states := watch.look()) is not None:
-                    reader.base = RngImage(states)
+        last, marks = self._at
+        if number is not None or reader.base is None:
+            seed_share(reader.share.seed, number)
+            if number is None:
+                reader.base = RngImage(watch)
             self._at = reader, watch.marks
+        elif last is not reader or watch.marks != marks:
+            assert self._outside is not None
+            reader.base.put(drawn=last is not None or self._outside.keeps_deviate)
+            self._at = reader, reader.base.marks
         try:
             return read()
         finally:
-            if not reader.drew and watch.marks != self._at[1]:
+            now = watch.marks
+            if not reader.drew and (now is None or now != self._at[1]):
                 reader.drew = self.drew = True
 
     def __reduce__(self) -> Any:
