@@ -89,7 +89,7 @@ class GrowingSampler(FirstNode["Indices"]):
     def choices(self) -> dict[str, Any]:
         return self.growth.choices()
 
-    def note(self, place: State) -> tuple[int, ...]:
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
         return self.growth.marks()
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:

@@ -223,40 +223,38 @@ class GlobalRngSnapshot:
 class RngImage:
     """The three global generators as they are now, to be set again in 1 us, compared to 40 for `put_globals`.
 
-    The Mersenne Twisters of Python and NumPy are written as raw memory, where ``watch`` has found them.
+    The Mersenne Twisters of Python and NumPy are written as raw memory, where ``watch`` has found them, unless NumPy
+    keeps a deviate.
 
     Attributes:
         states: Their states.
         marks: Those of ``watch``, now and whenever this image was set.
-        keeps_deviate: Whether NumPy keeps one for the next call.
     """
 
     def __init__(self, watch: GlobalRngSnapshot) -> None:
-        states = watch.look()
+        states, python = watch.look(), python_twister()
         self.states = global_states() if states is None else states
         self.marks = watch.marks
-        self._torch = torch.default_generator.get_state()
-        python, numpy = python_twister(), numpy_twister(np.random.get_bit_generator())  # type: ignore[attr-defined]
-        self._memory = None if states is None or python is None or numpy is None else (python[1].data, numpy.data)
-        self._numpy: Any = None
-        self.keeps_deviate = states is not None and bool(states.numpy[1])
-        if states is not None and self.keeps_deviate:
-            name, words, *rest = _numpy_state(*states.numpy)
-            self._numpy = name, words.tolist(), *rest  # a list is set ten times as fast
+        self._memory: Any = None
+        if states is not None and python is not None and not states.numpy[1]:
+            self._memory = python[1].data, numpy_twister(np.random.get_bit_generator()).data  # type: ignore
+            self._torch = torch.default_generator.get_state()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether NumPy is known to keep no deviate."""
+        return self._memory is not None
 
     def put(self, *, drawn: bool) -> None:
         """Set the generators to this. Without ``drawn``, NumPy is known to keep no deviate now."""
         if self._memory is None:
             _put(self.states)
             return
+        if drawn:
+            np.random.seed(0)  # drops the deviate
         python, numpy = self._memory
         python[:], _python.gauss_next = self.states[0]
-        if self.keeps_deviate:
-            np.random.set_state(self._numpy)
-        else:
-            if drawn:
-                np.random.seed(0)  # drops the deviate
-            numpy[:] = self.states[1][0]
+        numpy[:] = self.states[1][0]
         torch.default_generator.set_state(self._torch)
 
 

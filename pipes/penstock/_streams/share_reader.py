@@ -217,7 +217,7 @@ class ItemSeeding:
             self._at = reader, watch.marks
         elif last is not reader or watch.marks != marks:
             assert self._outside is not None
-            reader.base.put(drawn=last is not None or self._outside.keeps_deviate)
+            reader.base.put(drawn=last is not None or not self._outside.is_plain)
             self._at = reader, reader.base.marks
         try:
             return read()

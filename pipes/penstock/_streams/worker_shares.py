@@ -156,11 +156,14 @@ class WorkerShares:
         """What messages call a worker."""
         return f"worker {worker} of {self.lanes} of {self.name}"
 
-    def marks(self) -> tuple[int, ...]:
+    def marks(self, seed: int, *, again: bool = False) -> tuple[int, ...]:
         """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown.
 
-        See `FirstItems`.
+        ``again``: of worker 0 begun once more, in this process. See `FirstItems`.
         """
+        if again:
+            with neutral_modes():
+                return self._begun_again(seed)[0]
         found = self._run.read("trial")
         return tuple(json.loads(found)) if found else ()
 
@@ -256,24 +259,27 @@ class WorkerShares:
         never read it.
         """
         if self._run.first("trying"):
-            first, sums, run = (
-                FirstItems(),
-                [],
-                ShardRun(self.reader(self.share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0),
-            )
             try:
-                for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
-                    first.add([item], ended=False)
-                    sums.append(checksum_of_item(item))
+                marks, sums = self._begun_again(seed)
             except Exception as exc:
                 if not is_own_error(exc):
                     raise
                 return  # whoever reads this item will see it
-            finally:
-                run.close()
-            first.add([], ended=True)
-            self._run.first("trial", json.dumps(first.marks))
+            self._run.first("trial", json.dumps(marks))
             self._compare(sums[:CHECKED])
+
+    def _begun_again(self, seed: int) -> tuple[tuple[int, ...], list[str]]:
+        """The marks and checksums of the first items of worker 0."""
+        first, sums = FirstItems(), []
+        run = ShardRun(self.reader(self.share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
+        try:
+            for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
+                first.add([item], ended=False)
+                sums.append(checksum_of_item(item))
+        finally:
+            run.close()
+        first.add([], ended=True)
+        return first.marks, sums
 
     def _compare(self, sums: list[str]) -> None:
         """Worker 0 began with items of these checksums, in any process."""
