@@ -9,6 +9,7 @@ import random
 import signal
 from functools import partial
 from itertools import islice, product
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -461,6 +462,52 @@ class Fails(Split):
             if item == (3, 0) and self.failing.exists():
                 raise ValueError("damaged")
             yield item
+
+
+def collated(items):
+    if (3, 0) in items:
+        raise ValueError("damaged")
+    return items
+
+
+WRONG = {
+    "dataset": {"kind": lambda lengths: Fails(lengths, Path(__file__))},
+    "transform": {"transform": lambda item: collated([item])[0]},
+    "collate_fn": {"collate_fn": collated},
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "batch_size", "name"),
+    [*((wrong, 2, "batch 1") for wrong in WRONG), ("dataset", None, "item 3"), ("collate_fn", None, None)],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_names_the_batch_of_the_worker(wrong, batch_size, name, workers):
+    """In the words of the user, who knows no slots. Seen to fail: "dataset index 4"."""
+    with own([7, 3, 12, 5], batch_size=batch_size, **WRONG[wrong], **fork(workers)) as loader:
+        if name is None:  # an item that is no batch is not collated
+            assert len(list(loader)) == 27
+            return
+        with pytest.raises(ValueError, match="damaged") as caught:
+            list(loader)
+    kind = "Fails" if wrong == "dataset" else "Split"
+    assert f"while loading {name} of worker 0 of {LANES} of {kind} (epoch 0)" in caught.value.__notes__
+
+
+class AsksForItsRank(Split):
+    def __iter__(self):
+        torch.distributed.get_rank()
+        return super().__iter__()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_dataset_that_asks_for_its_rank_in_a_worker_process_is_told_the_way(start):
+    """Seen to fail: torch's "Default process group has not been initialized", although the job has one."""
+    loader = own([7, 3], AsksForItsRank, lanes=2, batch_size=2, num_workers=1, multiprocessing_context=start)
+    with loader, pytest.raises(ValueError, match="process group") as caught:
+        list(loader)
+    assert "worker processes belong to no process group: ask for the rank in" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
@@ -142,8 +143,9 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
     for name, share in zip(names, shares, strict=True):
         if 0 < share < Fraction(1, MOST):
             raise ValueError(
-                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in {float(1 / share):.3g}. The "
-                f"smallest share is 1 in {MOST}. Remove the source, or join it with a similar one."
+                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in "
+                f"{Decimal(round(1 / share)):.3g}. The smallest share is 1 in {MOST}. Remove the source, or join it "
+                f"with a similar one."
             )
     return shares
 

@@ -85,6 +85,11 @@ class ShareBatches:
         with seen_as(lane.info):
             return self._fetch.collate(samples) if self._batched else self._fetch.convert(samples[0])
 
+    def slot_name(self, slot: int) -> str:
+        """What messages call a slot."""
+        number, worker = divmod(slot, self.forward_lanes)
+        return f"{'batch' if self._batched else 'item'} {number} of {self.shares.label(worker)}"
+
     def close(self) -> None:
         """Close what is open."""
         lanes, self._lanes = self._lanes, {}

@@ -18,9 +18,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, final
 
-from penstock._errors import SampleError, is_own_error, suppress_own
+from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.dataset_copies import plain
 from penstock._fetch.dataset_facts import is_stateful
+from penstock._fetch.error_policy import stopped_early
 from penstock._fetch.held import EndOfWalk
 from penstock._random.global_rng import (
     GlobalRngSnapshot,
@@ -159,11 +160,8 @@ class ShareReader(Iterator[Any], EndOfWalk):
                 self.data.load_state_dict(state)
             self._iterator = iter(self.data)
             self._next = partial(next_as, self._info, self._iterator)
-        except StopIteration as exc:  # it would pass for the end of the share
-            raise SampleError(
-                f"{type(self.data).__name__} raised StopIteration before its first item. Catch it there; a worker "
-                f"without items returns an empty iterator."
-            ) from exc
+        except StopIteration as exc:
+            raise stopped_early(self.data) from exc
 
 
 @final
