@@ -314,13 +314,11 @@ def but_3(item):
 
 @pytest.mark.parametrize("on_error", ["skip", lambda *_: None], ids=["skip", "function"])
 @pytest.mark.parametrize("batch_size", [2, None])
-@pytest.mark.parametrize("data", [Forward(), dict.fromkeys(range(7)).keys()], ids=["IterableDataset", "iterable"])
-def test_items_that_are_read_forward_are_not_skipped(on_error, batch_size, data):
+def test_items_that_are_read_forward_are_not_skipped(on_error, batch_size):
     """And what the message advises works. Seen to fail: it spoke of ``Fetch(dataset)``, and of the user's function."""
-    with pytest.raises(ValueError, match=r"is read forward.*transform=.*penstock.Stream") as caught:
-        Loader.from_dataset(data, batch_size, on_error=on_error)
-    assert type(data).__name__ in str(caught.value)
-    with Loader.from_dataset(data, 2, on_error="skip", transform=but_3, collate_fn=list) as loader:
+    with pytest.raises(ValueError, match=r"Forward is read forward.*transform=.*penstock.Stream"):
+        Loader.from_dataset(Forward(), batch_size, on_error=on_error)
+    with Loader.from_dataset(Forward(), 2, on_error="skip", transform=but_3, collate_fn=list) as loader:
         assert list(loader) == [[0, 1], [2], [4, 5], [6]]
 
 

@@ -285,7 +285,7 @@ class TestWeights:
 
     def test_weights_that_are_too_far_apart(self) -> None:
         """Seen to fail: an OverflowError of the arithmetic."""
-        with pytest.raises(ValueError, match=r"which is 1 item in 1.00e\+616"):
+        with pytest.raises(ValueError, match=r"which is 1 item in 1e\+308"):
             mixed({"web": 1e308, "code": 1e-308, "math": 1})()
 
     def test_only_a_mix_has_weights(self) -> None:

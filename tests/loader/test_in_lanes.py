@@ -464,7 +464,7 @@ class Fails(Split):
             yield item
 
 
-def collated(items):
+def damaged_in(items):
     if (3, 0) in items:
         raise ValueError("damaged")
     return items
@@ -472,8 +472,8 @@ def collated(items):
 
 WRONG = {
     "dataset": {"kind": lambda lengths: Fails(lengths, Path(__file__))},
-    "transform": {"transform": lambda item: collated([item])[0]},
-    "collate_fn": {"collate_fn": collated},
+    "transform": {"transform": lambda item: damaged_in([item])[0]},
+    "collate_fn": {"collate_fn": damaged_in},
 }
 
 

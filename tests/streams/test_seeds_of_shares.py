@@ -219,6 +219,34 @@ def test_another_seed_of_the_loader_is_another_base_seed():
     assert len(found) == 4
 
 
+class Normal(Split):
+    """Draws one normal number of NumPy for each item, which keeps a second one for the next call."""
+
+    def __iter__(self):
+        for item in self.own():
+            yield item, np.random.standard_normal()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_deviate_that_numpy_keeps_belongs_to_who_drew_it(way, kept):
+    """Seen to fail: the loop got one that the dataset had drawn, and the dataset one of the loop's."""
+    seeded(5)
+    np.random.standard_normal(kept)
+    before = generators()
+    words = {"batch_size": None, "collate_fn": None}  # nothing else draws, so nothing else restores the generators
+    with way(Normal(LENGTHS), **words) as loader:
+        whole = []
+        for item in islice(iter(loader), 100):
+            whole.append(item)
+            assert generators() == before
+    seeded(6)
+    np.random.standard_normal(1 - kept)
+    with way(Normal(LENGTHS), **words) as loader:
+        assert [*islice(iter(loader), 100)] == whole
+    assert len({number for _, number in whole}) == 100
+
+
 class SavedLooks(Saved):
     """Has a state, looks at the generators, and draws for every third item from ``quiet`` on."""
 
@@ -250,3 +278,18 @@ def test_a_state_of_the_dataset_knows_whether_something_drew_before_it(tmp_path,
         loader.load_state_dict(state)
         assert found + read(loader, 40) == whole[:200]
     assert len(log.read_text().splitlines()) < 120, "it was read again from the beginning"
+
+
+class DrawsForItsState(SavedLooks):
+    def state_dict(self):
+        draw()
+        return super().state_dict()
+
+
+def test_draws_of_a_state_dict_are_no_draws_of_an_item(tmp_path, monkeypatch):
+    """Seen to fail: the rest of the batch was read with what it had left."""
+    monkeypatch.setattr(worker_shares, "LEAST_S", 0.0)
+    monkeypatch.setattr(worker_shares, "SHARE_OF_TIME", float("inf"))
+    with in_lanes(DrawsForItsState(LENGTHS), bookmarks=tmp_path) as loader:
+        found = read(loader, 300)
+    assert len({(worker, seeds) for (_, worker), seeds, _ in found}) == LANES

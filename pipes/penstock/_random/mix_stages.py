@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
@@ -144,7 +143,7 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
         if 0 < share < Fraction(1, MOST):
             raise ValueError(
                 f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in "
-                f"{Decimal(round(1 / share)):.3g}. The smallest share is 1 in {MOST}. Remove the source, or join it "
+                f"{float(min(1 / share, 10**308)):.3g}. The smallest share is 1 in {MOST}. Remove the source, or join it "
                 f"with a similar one."
             )
     return shares

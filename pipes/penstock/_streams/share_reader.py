@@ -181,7 +181,7 @@ class ItemSeeding:
         self.drew = False
         self._watch = GlobalRngSnapshot()
         self._outside: RngImage | None = None  # the generators as they were when `several` began
-        self._at: tuple[ShareReader | None, Any] = None, None  # what was read last in it, and the marks when it began
+        self._began: Any = None  # the marks when the last item in it began, at which NumPy keeps no deviate
         self._several = False  # whether it runs
 
     def several(self, read: Callable[[], T]) -> T:
@@ -195,8 +195,8 @@ class ItemSeeding:
         try:
             return read()
         finally:
-            outside.put(drawn=self._watch.marks != self._at[1])
-            self._several, self._at = False, (None, None)
+            outside.put(drawn=self._watch.marks != self._began)
+            self._several, self._began = False, None
             if noted:
                 forget_interrupted()
 
@@ -207,21 +207,19 @@ class ItemSeeding:
         if not self._several:
             return self.several(partial(self.read, read, reader))
         watch, number = self._watch, reader.n if reader.drew or self.on == "always" else None
-        last, marks = self._at
         if number is not None or reader.base is None:
             seed_share(reader.share.seed, number)
             if number is None:
                 reader.base = RngImage(watch)
-            self._at = reader, watch.marks
-        elif last is not reader or watch.marks != marks:
+        elif watch.marks != reader.base.marks:
             assert self._outside is not None
-            reader.base.put(drawn=last is not None or not self._outside.is_plain)
-            self._at = reader, reader.base.marks
+            reader.base.put(drawn=self._began is not None or not self._outside.is_plain)
+        self._began = watch.marks if reader.base is None or number is not None else reader.base.marks
         try:
             return read()
         finally:
             now = watch.marks
-            if not reader.drew and (now is None or now != self._at[1]):
+            if not reader.drew and (now is None or now != self._began):
                 reader.drew = self.drew = True
 
     def __reduce__(self) -> Any:
