@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import Loader, Mix, StateMismatch
+from penstock import Loader, Mix, StateError, StateMismatch
 from penstock.__main__ import main as command
 
 if TYPE_CHECKING:
@@ -266,6 +266,27 @@ class TestWeights:
             with pytest.raises(ValueError, match=why):
                 loader.reweight(weights)
             assert loader.state_dict() == state
+
+    @pytest.mark.parametrize("weight", [1e308, 1e-308, 10**400], ids=["large", "small", "huge"])
+    def test_a_state_with_weights_that_are_damaged(self, weight: Any) -> None:
+        """Seen to fail: an OverflowError of the arithmetic."""
+        with mixed({"web": 1, "code": 1, "math": 1})() as loader:
+            next(iter(loader))
+            loader.reweight({"web": 0.5, "code": 0.5})
+            state = json.loads(loader.state_dict()["penstock"])
+        stages = state["changes"]["stages"]
+        assert stages[0][1].keys() == {"web", "code"}
+        stages[0][1]["web"] = weight
+        with mixed({"web": 1, "code": 1, "math": 1})() as loader:
+            before = loader.state_dict()
+            with pytest.raises(StateError, match=r"which is 1 item in [0-9.]+e\+"):
+                loader.load_state_dict({"penstock": json.dumps(state)})
+            assert loader.state_dict() == before
+
+    def test_weights_that_are_too_far_apart(self) -> None:
+        """Seen to fail: an OverflowError of the arithmetic."""
+        with pytest.raises(ValueError, match=r"which is 1 item in 1e\+308"):
+            mixed({"web": 1e308, "code": 1e-308, "math": 1})()
 
     def test_only_a_mix_has_weights(self) -> None:
         with (

@@ -99,7 +99,7 @@ def content(value: Any) -> Any:
     if value.is_meta:
         return head, value.shape
     if value.layout is torch.sparse_coo:
-        return head, value.shape, content(value._indices()), content(value._values())
+        return head, value.shape, content((one := value.coalesce()).indices()), content(one.values())
     if value.layout is torch.sparse_csr:
         return head, value.to_dense().tolist()
     if value.is_quantized:

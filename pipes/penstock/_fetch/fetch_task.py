@@ -67,6 +67,8 @@ class FetchTask(Task):
         self._again = not once
         if self.dataset is None:
             self.noun = "the item"
+        elif fetch.facts.sets_worker_info:
+            self.noun, self.slot_name = "item", getattr(self.dataset, "slot_name", None)
         self.on_error = on_error
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
         self.epoch_aware = fetch.facts.epoch_aware

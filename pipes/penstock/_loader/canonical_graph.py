@@ -238,6 +238,13 @@ class FromDataset(DataLoaderWords):
         map_fn: Callable[[Any], Any]
         if lanes is None and bookmarks is None:
             source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
+            if facts.read == "forward" and transform is None and (on_error == "skip" or callable(on_error)):
+                raise ValueError(
+                    f"on_error={on_error!r} handles samples that are loaded one by one, but {facts.name} is read "
+                    f"forward, and a generator that raised cannot go on. Catch the error in the dataset; or do what "
+                    f"fails in transform=; or use penstock.Stream(dataset, lanes=…, epoch_size=…, on_error='skip'), "
+                    f"which goes on with the next pass of a worker."
+                )
             map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
             facts.seed_items(seed_global_rngs, worker_init_fn)
             if facts.sets_worker_info:

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch, first_time
+from penstock._fetch.dataset_copies import DatasetCopies
 from penstock._fetch.dataset_facts import DatasetFacts, length, loses_buffer
 from penstock._fetch.encoding import decoded, encoded
-from penstock._fetch.first_items import FirstItems
+from penstock._fetch.first_items import MOST, FirstItems
 from penstock._fetch.indices import Indices
 from penstock._fetch.reused import OwnMemory
 from penstock._nodes.index_node import Facts, FirstNode
@@ -294,7 +295,21 @@ class IterableSource(FirstNode[Indices]):
             self._stands = None  # at the first read, because moving to a start may read earlier epochs
         return place
 
-    def note(self, place: State) -> tuple[int, ...]:
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
+        if again:
+            copy = IterableSource(
+                DatasetCopies(self.iterable)(),
+                split=self.split,
+                seed=self._seed,
+                seed_global_rngs=self.seed_global_rngs,
+            )
+            copy._pristine, copy._follows = self._pristine, None
+            copy.compared, copy._may_ask = True, False
+            try:
+                copy.read(place, MOST)
+                return copy.note(place)
+            finally:
+                copy.shutdown()
         first = self._firsts.get((place["epoch"], place["position"]))
         return () if first is None else first.marks
 

@@ -281,8 +281,8 @@ class Sampler(FirstNode[Indices]):
     def has_notes(self) -> bool:
         return self._marks is not None
 
-    def note(self, place: State) -> tuple[int, ...]:
-        return () if self._marks is None else self._marks()
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
+        return () if self._marks is None else self._marks(again=True) if again else self._marks()
 
     def take(self) -> None:
         """See `PlainOrder.take`."""

@@ -43,15 +43,15 @@ class PlainOrder(Shown):
 
     Attributes:
         grain: Of a mix: its stages start at a multiple of this. 0: it is none.
-        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None
-            if there is nothing of the kind.
+        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them, with
+            its argument ``again``. None if there is nothing of the kind.
         why_ranks_differ: What to say and to do if they are not the same; None: see `dealt_twice`.
         run: How many consecutive items stay together.
     """
 
     _n: int
     _said: dict[str, Any]
-    marks: Callable[[], tuple[int, ...]] | None = None
+    marks: Callable[..., tuple[int, ...]] | None = None
     why_ranks_differ: str | None = None
     grain = 0
     run = 1
@@ -360,7 +360,7 @@ class WeightedOrder(PlainOrder):
         """See `PlainOrder.state`."""
         return self._used[0].bounds
 
-    def note(self) -> tuple[int, ...]:
+    def note(self, *, again: bool = False) -> tuple[int, ...]:
         """See `PlainOrder.marks`."""
         return (int(self._used[0].digest, 16),)
 

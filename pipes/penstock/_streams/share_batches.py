@@ -18,7 +18,6 @@ from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
 from penstock._streams.progress import Interruptions
-from penstock._streams.share_reader import LateDraw
 from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing, process
 
@@ -87,6 +86,11 @@ class ShareBatches:
         with seen_as(lane.info):
             return self._fetch.collate(samples) if self._batched else self._fetch.convert(samples[0])
 
+    def slot_name(self, slot: int) -> str:
+        """What messages call a slot."""
+        number, worker = divmod(slot, self.forward_lanes)
+        return f"{'batch' if self._batched else 'item'} {number} of {self.shares.label(worker)}"
+
     def close(self) -> None:
         """Close what is open."""
         lanes, self._lanes = self._lanes, {}
@@ -141,9 +145,6 @@ class _Lane(EndOfWalk):
                 with seen_as(self.info):
                     samples = [run.applied(transform, item) for item in islice(run, size)]
             self._at, self._failed = self._at + len(samples), None
-        except LateDraw:
-            self.close()
-            return self.batch(epoch, number, transform)
         except BaseException as exc:
             self.close()
             self._interruptions.add(exc, (epoch, number), self._of.shares.label(self._worker))

@@ -277,7 +277,7 @@ class Stream(Sharded):
         take = functools.partial(self._take, shuffle, seed, object())
         if self._growth is not None:
             return GrowingLanes(self.forward_lanes, self._length, said, take, self._growth, self._dealt)
-        note = None if self._shares is None else self._shares.marks
+        note = None if self._shares is None else functools.partial(self._shares.marks, seed)
         return InterleavedOrder(self.forward_lanes, self._length, {"shards": len(self.shards), **said}, take, note)
 
     def _take(self, shuffle: bool, seed: int, by: object) -> None:

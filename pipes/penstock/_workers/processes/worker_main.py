@@ -225,6 +225,11 @@ class _Server:
                 os._exit(NO_DESCRIPTORS)
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
+                if "process group has not been initialized" in str(error):
+                    error.add_note(
+                        "worker processes belong to no process group: ask for the rank in your training process, and "
+                        "give it to the dataset as an argument. (The loader splits data by rank: the dataset must not.)"
+                    )
             return ERROR, self._failure(error)
         finally:
             self._area.row[0] = IDLE
