@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock._fetch.reused import FIRST, OwnMemory
 from tensors import make
+
+from penstock._fetch.reused import FIRST, OwnMemory
 
 N = 12
 
