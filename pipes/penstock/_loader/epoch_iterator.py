@@ -28,6 +28,10 @@ T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
 
+def _nobody() -> None:
+    """A loader that was not started has no iterator. Not a lambda, because such a loader can be pickled."""
+
+
 @final
 class Runs:
     """The runs of a loader.
@@ -50,7 +54,7 @@ class Runs:
     def __init__(self, reader: GraphReader[Any]) -> None:
         self._reader = reader
         self.number = 0
-        self.iterator: Callable[[], EpochIterator[Any] | None] = lambda: None
+        self.iterator: Callable[[], EpochIterator[Any] | None] = _nobody
         self.lengths: set[int] = set()
         self._told = False  # of batches left behind
         self.given_up = -1
