@@ -303,7 +303,7 @@ def test_what_a_state_and_a_graph_say_of_it():
     """Seen to fail: each word changed."""
     plain = sharder(1, 3, tail="drop")
     assert plain.facts.settings == {"split": "items"}
-    assert plain.facts.rank_settings == {"split": "items", "tail": "drop"}
+    assert plain.facts.rank_settings == {"dealt": {"split": "items", "tail": "drop"}}
     assert plain.details() == {"rank": 1, "world_size": 3, "split": "items", "tail": "drop"}
     assert (plain.split, plain.tail, plain.first.dealt_to.ranks.now(), plain.first.dealt_to.costs) == (
         "items",
@@ -338,7 +338,7 @@ def test_what_a_state_and_a_graph_say_of_it():
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        ({"split": "cards"}, ValueError, "^split='batches' must be 'items' or 'within'.$"),
+        ({"split": "cards"}, ValueError, "^split='cards' must be one of"),
         ({"tail": "cut"}, ValueError, "^tail='cut' must be"),
         (
             {"split": "within", "sharded_by": "own"},
