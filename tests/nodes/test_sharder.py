@@ -314,7 +314,10 @@ def test_what_a_state_and_a_graph_say_of_it():
     costs = Costs(np.arange(10))
     for balance in (costs, np.arange(10)):
         balanced = sharder(balance=balance)
-        assert balanced.facts.rank_settings == {"split": "items", "tail": "pad", "balance": costs.checksum}
+        assert balanced.facts.rank_settings == {
+            "dealt": {"split": "items", "tail": "pad"},
+            "balance": costs.checksum,
+        }
         assert balanced.details() == {"rank": 0, "world_size": 2, "split": "items", "tail": "pad", "balance": True}
         assert balanced.first.dealt_to.costs.checksum == costs.checksum
     assert balanced.first.dealt_to.ranks.now() == balanced.ranks() == (0, 2)
