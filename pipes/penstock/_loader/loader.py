@@ -336,7 +336,9 @@ class Loader(FromDataset, Generic[T]):
             )
         state = self._runs.state if here is None else here
         try:
-            whole = {"format": FORMAT, "settings": self._settings_at(state), "state": state, **self._changes.saved()}
+            endless = {"infinite": True} if self._infinite else {}
+            settings = self._settings_at(state)
+            whole = {"format": FORMAT, **endless, "settings": settings, "state": state, **self._changes.saved()}
             return {KEY: json.dumps(whole, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
@@ -387,6 +389,13 @@ class Loader(FromDataset, Generic[T]):
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()
+        if state.get("infinite") and not self._infinite and self._reader.cursor.begun:
+            left = "batches" if self.remaining is None else f"{self.remaining} batches"
+            log.warning(
+                f"this state was saved by a loader with infinite=True, in epoch {epoch_of(inner)}. This one has "
+                f"epochs, so its next loop has only the {left} that are left of that epoch. To go on without end, pass "
+                f"infinite=True."
+            )
 
     def _check_alone(self) -> None:
         if self.saved_by is not None:
