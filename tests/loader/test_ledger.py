@@ -427,7 +427,7 @@ def test_a_closed_loader_ends_what_waits_for_it() -> None:
         thread.start()
         loader.close()
         thread.join()
-        assert raised == ["this loader was closed; build a new one."]
+        assert [message.partition(".")[0] for message in raised] == ["this loader was closed"]
         ledger.done(ledger.open[0])
         assert ledger.state_dict()
 

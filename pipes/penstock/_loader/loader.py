@@ -24,7 +24,7 @@ from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
-from penstock._loader.in_step import warn_if_in_step
+from penstock._loader.in_step import say_if_anew, warn_if_in_step
 from penstock._loader.positions import Positions
 from penstock._loader.run_changes import RunChanges
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
@@ -115,7 +115,7 @@ class Loader(FromDataset, Generic[T]):
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
         self._changes = RunChanges(self._reader)
-        self._unseeded: int | None = None  # number of items shuffled with the default seed
+        self._unseeded: tuple[int, str] | None = None  # items shuffled with the default seed, and where it was built
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
     # Iterating.
@@ -162,7 +162,7 @@ class Loader(FromDataset, Generic[T]):
     def __copy__(self) -> NoReturn:
         raise TypeError(
             "a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new "
-            "one."
+            "one, with another seed= if its order and random numbers are to differ."
         )
 
     @property
@@ -550,6 +550,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
             warn_if_in_step(self)
+            say_if_anew(self)
         if not self._runs.number:
             warn_if_all_read_everything(self.root)
         self._reader.start()
@@ -591,5 +592,6 @@ class Loader(FromDataset, Generic[T]):
             raise GraphError(
                 f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has "
                 f"{items} now, but the order of an epoch was made for {self._built_for}. Build a new loader once the "
-                f"dataset is complete, or after each change of its length."
+                f"dataset is complete, or after each change of its length, and call its set_epoch or pass another "
+                f"seed=: otherwise it begins with epoch 0 again, with the same random numbers."
             )
