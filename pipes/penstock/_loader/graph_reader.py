@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import numpy as np
 
-from penstock._errors import ClosedError, GraphError, SourceError, StateMismatch, is_own_error
+from penstock._errors import ANEW, ClosedError, GraphError, SourceError, StateMismatch, is_own_error
 from penstock._fetch.indices import Indices, pack
 from penstock._loader.address import Address, as_lists
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
@@ -108,11 +108,10 @@ class GraphReader(Generic[T]):
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""
         if self.closed:
-            raise ClosedError("this loader was closed; build a new one.")
+            raise ClosedError(f"this loader was closed. {ANEW}")
         if self.owner is not None and os.getpid() != self.owner:
             raise ClosedError(
-                f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new "
-                f"loader here."
+                f"this loader was started in process {self.owner}, and this process is a fork of it. {ANEW}"
             )
 
     def start(self) -> None:

@@ -25,7 +25,7 @@ from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
-from penstock._loader.in_step import warn_if_in_step
+from penstock._loader.in_step import say_if_anew, warn_if_in_step
 from penstock._loader.positions import Positions
 from penstock._loader.run_changes import RunChanges
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
@@ -117,7 +117,7 @@ class Loader(FromDataset, Generic[T]):
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
         self._changes = RunChanges(self._reader)
-        self._unseeded: int | None = None  # number of items shuffled with the default seed
+        self._unseeded: tuple[int, str] | None = None  # items shuffled with the default seed, and where it was built
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
     # Iterating.
@@ -185,7 +185,7 @@ class Loader(FromDataset, Generic[T]):
     def __copy__(self) -> NoReturn:
         raise TypeError(
             "a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new "
-            "one."
+            "one, with another seed= if its order and random numbers are to differ."
         )
 
     @property
@@ -365,7 +365,9 @@ class Loader(FromDataset, Generic[T]):
             )
         state = self._runs.state if here is None else here
         try:
-            whole = {"format": FORMAT, "settings": self._settings_at(state), "state": state, **self._changes.saved()}
+            endless = {"infinite": True} if self._infinite else {}
+            settings = self._settings_at(state)
+            whole = {"format": FORMAT, **endless, "settings": settings, "state": state, **self._changes.saved()}
             return {KEY: json.dumps(whole, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
@@ -416,6 +418,13 @@ class Loader(FromDataset, Generic[T]):
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()
+        if state.get("infinite") and not self._infinite and self._reader.cursor.begun:
+            left = "batches" if self.remaining is None else f"{self.remaining} batches"
+            log.warning(
+                f"this state was saved by a loader with infinite=True, in epoch {epoch_of(inner)}. This one has "
+                f"epochs, so its next loop has only the {left} that are left of that epoch. To go on without end, pass "
+                f"infinite=True."
+            )
 
     def _check_alone(self) -> None:
         if self.saved_by is not None:
@@ -584,6 +593,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
             warn_if_in_step(self)
+            say_if_anew(self)
         if not self._runs.number:
             warn_if_all_read_everything(self.root)
         rest = self._runs.rest()
@@ -628,5 +638,6 @@ class Loader(FromDataset, Generic[T]):
             raise GraphError(
                 f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has "
                 f"{items} now, but the order of an epoch was made for {self._built_for}. Build a new loader once the "
-                f"dataset is complete, or after each change of its length."
+                f"dataset is complete, or after each change of its length, and call its set_epoch or pass another "
+                f"seed=: otherwise it begins with epoch 0 again, with the same random numbers."
             )

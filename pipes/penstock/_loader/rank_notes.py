@@ -111,7 +111,7 @@ class RankNotes:
     def __init__(self, positions: Positions, sharder: Sharder[Any]) -> None:
         self._positions = positions
         self._sharder = sharder
-        self._place = _place_in_the_code()
+        self._place = place_in_the_code()
         self._closed = self._given_up = False
         self._pool: ThreadPool | None = None
         self._clerk: Clerk | None = None
@@ -270,7 +270,7 @@ def _digest(*what: Any) -> str:
     return "penstock/" + hashlib.blake2s(repr(what).encode(), digest_size=16).hexdigest()
 
 
-def _place_in_the_code() -> str:
+def place_in_the_code() -> str:
     """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which
     may differ between hosts.
     """

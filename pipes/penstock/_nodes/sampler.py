@@ -227,7 +227,7 @@ class Sampler(FirstNode[Indices]):
             if order.state is not self._read_as:
                 raise GraphError(
                     "the order was updated, but groups are planned ahead by the weights that it was built with. Build "
-                    "a new loader."
+                    "a new loader, and call its set_epoch."
                 )
 
     def passed(self, place: State) -> int:
