@@ -98,7 +98,7 @@ def test_what_the_frontier_needs_is_not_replaced() -> None:
         state = saved(ledger)
     order, loader = build(A)
     with loader, Ledger(loader) as ledger:
-        with pytest.raises(StateMismatch, match="weights was .* all weights"):
+        with pytest.raises(StateMismatch, match="weights was .* all weights; build the order with .*, or update it"):
             ledger.load_state_dict(state)
         order.update(B)
         ledger.load_state_dict(state)

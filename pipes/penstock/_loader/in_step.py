@@ -22,12 +22,12 @@ from penstock._nodes.sharder import ranks_of
 log = logging.getLogger("penstock")
 
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
-_latest: dict[Any, weakref.ref[Any]] = {}  # the loader that was begun last, of each place in the code and rank
+_latest: dict[Any, weakref.ref[Any]] = {}  # the loader that was begun last, of each line of code and rank
 
 
 def unseeded(order_length: int | None, sampler: Any) -> tuple[int, str] | None:
     """Items shuffled with the default seed: ``order_length``, or the length of one of torch's random samplers; None if
-    there are none. With the place in the code where the loader is built.
+    there are none. With the line of code that builds the loader.
     """
     items = order_length
     if sampler is not None:
@@ -44,16 +44,16 @@ def say_if_anew(loader: Any) -> None:
     """
     if loader._unseeded is None or loader._reader.cursor.is_told:
         return
-    place = loader._unseeded[1], ranks_of(loader.root)
-    before = _latest.get(place, lambda: loader)()
-    _latest[place] = weakref.ref(loader)
-    if (before is None or before._reader.closed) and first_time(*place):
+    line = loader._unseeded[1], ranks_of(loader.root)
+    before = _latest.get(line, lambda: loader)()
+    _latest[line] = weakref.ref(loader)
+    if (before is None or before._reader.closed) and first_time(*line):
         log.warning(
             "a loader with the default seed=0 was built here before (%s), and this one begins with epoch 0 again: with "
             "the same random numbers and, for as many samples, the same order (torch.manual_seed does not change "
             "that). If one training reads them all, call loader.set_epoch(number of epochs so far), or pass another "
             "seed= to each. Pass seed=0 if you want this.",
-            place[0],
+            line[0],
         )
 
 

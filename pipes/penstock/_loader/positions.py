@@ -83,7 +83,7 @@ class Positions:
         return items_in(self._root, epoch)
 
     def skipped(self, before: State, after: State) -> bool:
-        """Whether samples between two places are passed over by ``skip``."""
+        """Whether samples between two states are passed over by ``skip``."""
         first: Any = self.first
         if first.skips is None or not first.skips.ranges:
             return False
@@ -92,7 +92,8 @@ class Positions:
 
     def remedy(self, epoch: int) -> str:
         """What to do about ``epoch``, which yields nothing on this rank."""
-        said, alone = self.facts.settings | self.facts.rank_settings, ranks_of(self._root)[1] == 1
+        facts, alone = self.facts, ranks_of(self._root)[1] == 1
+        said = facts.settings | facts.rank_settings | facts.rank_settings.get("dealt", {})
         ways = [way for name, value, way in _WAYS if said.get(name) == value and not (name == "tail" and alone)]
         if not ways or (said.get("short") != "drop" and self.first.left(self.first.start(epoch)) == 0):
             return "Its dataset or its sampler is empty: check the path, and what filters it."

@@ -180,7 +180,7 @@ _CHECKSUMS: Final = {
         "stage ends one"
     ),
     "stages": "the mix's weights up to here; to change them from here on, add a stage",
-    "weights": "all weights",
+    "weights": "all weights; build the order with those of that epoch, or update it with them before the load",
     SHARD_NAMES: "the names of the shards, in their order",
     "pieces": "the numbers of row groups or batches in the files",
     SUBSET_INDICES: "the indices of the Subset",
