@@ -27,7 +27,7 @@ def train(folder: str, *, resume: bool) -> tuple[list[int], int]:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     seen, steps = [], 0
     with penstock.Loader.from_dataset(data, batch_size=4, shuffle=True, num_workers=2) as loader:
-        batches = AccelerateLoader(loader, accelerator)  # not prepare(): the loader shards by itself
+        batches = accelerator.prepare(AccelerateLoader(loader, accelerator))
         if resume:
             accelerator.load_state(folder)
         for epoch in range(loader.epoch, 3):

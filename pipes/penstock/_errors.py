@@ -86,6 +86,12 @@ class Once:
 first_time = Once()
 """In this process."""
 
+ANEW = (
+    "Build a new loader, and pass it this one's state_dict(), or call its set_epoch: otherwise it begins with epoch 0, "
+    "with the same order and random numbers again."
+)
+"""The remedy if a loader cannot be used any more."""
+
 
 class PenstockError(Exception):
     """Base class of every exception type that penstock defines."""

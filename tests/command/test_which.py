@@ -37,6 +37,9 @@ def nothing():
 def no_batches():
     return Loader.from_dataset([1, 2], 3, drop_last=True)
 
+def none_left():
+    return Loader.from_dataset([1, 2], 3, drop_last=True, skip=[(0, 1)])
+
 class Forward(IterableDataset):
     def __iter__(self):
         return iter([1, 2])
@@ -181,6 +184,7 @@ def test_what_it_cannot_say(module: Path, capsys: Any, monkeypatch: Any) -> None
         (["other", str(module.parent / "none.json")], "No such file"),
         (["forward"], "only reading it shows"),
         (["no_batches"], "has no batch on this rank"),
+        (["none_left"], "has no batch on this rank"),  # seen to fail: it looked forever
     ):
         assert main(["which", f"{module}:{words[0]}", *words[1:], "--steps", "3"]) == 1
         assert message in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
 from ways import SPAWN, WAYS, every_way
 
 import penstock
@@ -298,6 +299,27 @@ def test_policies_that_make_no_sense_are_refused(options):
         penstock.nodes.ParallelMapper(
             penstock.nodes.Cycler(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), abs, 0, on_error="skip"
         )
+
+
+class Forward(IterableDataset):
+    def __iter__(self):
+        yield from range(7)
+
+
+def but_3(item):
+    if item == 3:
+        raise ValueError("damaged")
+    return item
+
+
+@pytest.mark.parametrize("on_error", ["skip", lambda *_: None], ids=["skip", "function"])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_items_that_are_read_forward_are_not_skipped(on_error, batch_size):
+    """And what the message advises works. Seen to fail: it spoke of ``Fetch(dataset)``, and of the user's function."""
+    with pytest.raises(ValueError, match=r"Forward is read forward.*transform=.*penstock.Stream"):
+        Loader.from_dataset(Forward(), batch_size, on_error=on_error)
+    with Loader.from_dataset(Forward(), 2, on_error="skip", transform=but_3, collate_fn=list) as loader:
+        assert list(loader) == [[0, 1], [2], [4, 5], [6]]
 
 
 def test_skip_is_one_object():

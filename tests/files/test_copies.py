@@ -9,6 +9,9 @@ import os
 import pickle
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,9 +200,12 @@ def test_a_lock_that_was_gone_and_is_there_again_is_another_ones(
     assert left.exists()
 
 
-@pytest.mark.parametrize("name", ["train_7.0.part", "a.lock", "b.12.01234567.part", "\N{SNOWMAN}" * 80, "c.notes"])
+@pytest.mark.parametrize(
+    "name", ["train_7.0.part", "a.lock", "b.12.01234567.part", "\N{SNOWMAN}" * 80, "c.notes", os.fsdecode(b"\xff.tar")]
+)
 def test_files_may_have_any_name(name: str, tmp_path: Path) -> None:
-    """Seen to fail: names that ended as those of locks and parts were taken for such."""
+    """Seen to fail: names that ended as those of locks and parts were taken for such, and one that is not UTF-8 raised
+    a UnicodeEncodeError."""
     cache, fetched = CacheFolder(str(tmp_path), SIZE), []
     for version in "1121":
         found = cache.opened(f"s3://data/{name}", SIZE, version, writes(1, fetched))
@@ -351,6 +357,31 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to_are_as_if_there_were
     assert "is not writable" in caplog.messages[1]
 
 
+READ_ONLY = """
+import logging, sys
+from penstock._files.copies import CacheFolder
+logging.basicConfig(format="%(message)s")
+cache = CacheFolder(sys.argv[1], 10_000)
+for number in (1, 2):
+    opened = cache.opened(f"s3://data/{number}.tar", 1000, "1", lambda path: open(path, "wb").close())
+    print(number, opened and opened.read(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_filled_folder_on_a_read_only_mount_gives_what_it_has(tmp_path: Path) -> None:
+    """A real mount, where this user may make one. Seen to fail: it was refused, although it had the copy."""
+    read(CacheFolder(str(tmp_path), 10 * SIZE), 1)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$0" -c "$2" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, str(tmp_path), READ_ONLY]
+    if subprocess.run([*command[:4], 'mount --bind "$0" "$0"', str(tmp_path)], capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"1 {content(1)[:1]!r}\n2 None\n"
+    assert "is on a read-only file system, so only the copies that it already has are used" in done.stderr
+    assert "is not writable, so files without a copy are read from their source" in done.stderr
+
+
 def deleted(folder: Path) -> None:
     shutil.rmtree(folder)
 
@@ -400,6 +431,55 @@ def test_trouble_with_the_folder_is_no_fault_of_the_data(
         with pytest.raises(FileNotFoundError) as raised:
             read(cache, 5, copy=fails)
         assert raised.value is missing
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def a_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_socket, a_link_to_a_device])
+def test_what_is_no_file_is_never_waited_for(
+    put: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of a copy, of a lock or of the notes. Seen red: opening a pipe waited for its writer, for ever."""
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    cache = CacheFolder("c", SIZE, (file_hash(f"s3://data/{number}.tar") for number in range(2)))
+    assert read(cache, 1) == content(1)
+    copy, notes = Path("c", names(cache)[0]), next(Path("c").glob("*.notes"))
+    for path in (notes, copy):
+        path.unlink()
+        put(path)
+    assert cache.statistics().hits == 0
+    assert read(cache, 1) is None
+    assert len(caplog.messages) == 1
+    assert (
+        "is in trouble: there is a link, a pipe or a device where penstock keeps one of its own" in caplog.messages[0]
+    )
+    assert caplog.messages[0].endswith(f": {tmp_path / copy}.")
+    copy.unlink()
+    assert read(cache, 1) == content(1), "the remedy"
+
+    copy.unlink()
+    put(copy.with_name("penstock-1-0123456789abcdef-0123456789abcdef.lock"))
+    assert read(cache, 1) is None, "what may be a fetch of another process cannot be counted"
+    with pytest.raises(OSError, match=r"0123456789abcdef\.lock"):
+        cache.clear()
+    for path in (Path("c", name) for name in names(cache)):
+        path.unlink()
+    Path("c/penstock.lock").unlink()
+    put(Path("c/penstock.lock"))
+    assert read(cache, 1) is None
+    with pytest.raises(ValueError, match="cannot be used: there is a link, a pipe or a device where penstock keeps"):
+        CacheFolder("c", SIZE)
 
 
 @pytest.mark.parametrize("becomes", [a_file, its_lock_a_folder])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import penstock
-from penstock import Loader, Mix, StateMismatch
+from penstock import Loader, Mix, StateError, StateMismatch
 from penstock.__main__ import main as command
 
 if TYPE_CHECKING:
@@ -266,6 +266,27 @@ class TestWeights:
             with pytest.raises(ValueError, match=why):
                 loader.reweight(weights)
             assert loader.state_dict() == state
+
+    @pytest.mark.parametrize("weight", [1e308, 1e-308, 10**400], ids=["large", "small", "huge"])
+    def test_a_state_with_weights_that_are_damaged(self, weight: Any) -> None:
+        """Seen to fail: an OverflowError of the arithmetic."""
+        with mixed({"web": 1, "code": 1, "math": 1})() as loader:
+            next(iter(loader))
+            loader.reweight({"web": 0.5, "code": 0.5})
+            state = json.loads(loader.state_dict()["penstock"])
+        stages = state["changes"]["stages"]
+        assert stages[0][1].keys() == {"web", "code"}
+        stages[0][1]["web"] = weight
+        with mixed({"web": 1, "code": 1, "math": 1})() as loader:
+            before = loader.state_dict()
+            with pytest.raises(StateError, match=r"which is 1 item in [0-9.]+e\+"):
+                loader.load_state_dict({"penstock": json.dumps(state)})
+            assert loader.state_dict() == before
+
+    def test_weights_that_are_too_far_apart(self) -> None:
+        """Seen to fail: an OverflowError of the arithmetic."""
+        with pytest.raises(ValueError, match=r"which is 1 item in 1e\+308"):
+            mixed({"web": 1e308, "code": 1e-308, "math": 1})()
 
     def test_only_a_mix_has_weights(self) -> None:
         with (
@@ -635,6 +656,83 @@ class TestSchedules:
         with Loader.from_dataset(range(10), batch_size=4, skip=[(2, 4), (7, 8)]) as loader:
             loader.load_state_dict(state)
             assert [batch.tolist() for batch in loader] == [[6, 8, 9]]
+
+
+class TestRuns:
+    """A `Mix` with ``run=`` fills each batch from one source. What is scheduled must not shift the runs."""
+
+    @staticmethod
+    def build(**words: Any) -> Loader[Any]:
+        sources = {name: range(10_000 * k, 10_000 * k + 1000) for k, name in enumerate("abc")}
+        mix = Mix(sources, {"a": 0.5, "b": 0.3, "c": 0.2}, epoch_size=480, run=8)
+        return Loader.from_dataset(mix, shuffle=True, seed=1, **{"batch_size": 8, **words})
+
+    @staticmethod
+    def sources(loader: Loader[Any], epochs: int = 2) -> list[int]:
+        """For each batch the number of its sources."""
+        return [len({x // 10_000 for x in batch.tolist()}) for _ in range(epochs) for batch in loader]
+
+    @pytest.mark.parametrize(
+        ("skip", "said", "remedy"),
+        [
+            ([(83, 121)], "83", [(80, 128)]),
+            ([(8, 16), (80, 121)], "121", [(8, 16), (80, 128)]),
+            ([(500, 504)], "500", [(496, 504)]),
+        ],
+    )
+    def test_a_range_to_skip_is_of_whole_runs(self, skip: Any, said: str, remedy: Any) -> None:
+        """Seen to fail: all batches behind the range mixed their sources, without a word."""
+        with pytest.raises(ValueError, match=rf"skip.*multiple of run=8.* \({remedy[-1][0]}, {remedy[-1][1]}\)"):
+            self.build(skip=skip)
+        for batch_size, world_size in ((8, 1), (4, 2), (2, 1), (1, 8)):
+            for rank in range(world_size):
+                with self.build(skip=remedy, batch_size=batch_size, rank=rank, world_size=world_size) as loader:
+                    assert {*self.sources(loader)} == {1}
+
+    @pytest.mark.parametrize(("start", "remedy"), [(100, 104), (4, 8), (484, 488)])
+    def test_a_larger_batch_begins_with_a_run(self, start: int, remedy: int) -> None:
+        """Seen to fail: all batches from there on mixed their sources, without a word."""
+        with pytest.raises(ValueError, match=rf"{start}, which is not a multiple of run=8.*[Mm]ake it {remedy}"):
+            self.build(batch_size=penstock.Ramp([(0, 4), (start, 8)]))
+        with self.build(batch_size=penstock.Ramp([(0, 4), (remedy, 8)]), skip=[(160, 240)]) as loader:
+            assert {*self.sources(loader, 3)} == {1}
+
+    def test_a_state_brings_whole_runs_only(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The command looks at the run in the state; a state that was written by hand is refused when it is loaded."""
+        with self.build() as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        path, new = tmp_path / "run.json", tmp_path / "new.json"
+        path.write_text(json.dumps(state))
+        assert command(["state", str(path), "--skip", "83:121", "--output", str(new)]) == 1
+        assert "multiple of run=8" in capsys.readouterr().err
+        assert command(["state", str(path), "--skip", "80:128", "--output", str(new)]) == 0
+        with self.build() as loader:
+            loader.load_state_dict(json.loads(new.read_text()))
+            assert {*self.sources(loader)} == {1}
+        whole = {**json.loads(state["penstock"]), "changes": {"skip": [[83, 121]]}}
+        with self.build() as loader:
+            with pytest.raises(StateMismatch, match="skip.*multiple of run=8"):
+                loader.load_state_dict({"penstock": json.dumps(whole)})
+            assert {*self.sources(loader)} == {1}
+
+    def test_weights_change_between_runs(self) -> None:
+        with self.build() as loader:
+            iterator = iter(loader)
+            next(iterator)
+            assert loader.reweight({"b": 1, "c": 1}, at=83) == 88
+            assert {len({x // 10_000 for x in batch.tolist()}) for batch in iterator} == {1}
+
+    def test_without_runs_any_sample_will_do(self) -> None:
+        """A mix of single samples, and one of streams, whose stages begin at a multiple of the lanes."""
+        mix = Mix({"a": range(100), "b": range(100)}, {"a": 1, "b": 1})
+        streams = {
+            name: penstock.Stream(4, lambda shard: range(1000 * shard, 1000 * shard + 300), lanes=2, epoch_size=9)
+            for name in "ab"
+        }
+        for data in (mix, Mix(streams, {"a": 1, "b": 1}, epoch_size=100)):
+            with Loader.from_dataset(data, penstock.Ramp([(0, 4), (13, 8)]), skip=[(3, 10)]) as loader:
+                assert len(next(iter(loader))) == 4
 
 
 class TestStories:

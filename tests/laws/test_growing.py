@@ -674,6 +674,21 @@ class TestRefused:
                 loader.load_state_dict({"penstock": json.dumps(state)})
             assert loader.state_dict() == before
 
+    @pytest.mark.parametrize("changes", [True, False])
+    @pytest.mark.parametrize("length", [-1, True, 2**60, 2**63, 1.5, None])
+    @pytest.mark.parametrize("kind", ["samples", "stream", "shards"])
+    def test_a_damaged_length(self, kind: str, length: Any, changes: bool) -> None:
+        """Seen to fail: a ValueError about the number of items that a dataset of the user's has."""
+        with load(kind, 9) as loader:
+            state = json.loads(loader.state_dict()["penstock"])
+            state["settings"]["length"] = length
+            if not changes:
+                state.pop("changes", None)
+            before = loader.state_dict()
+            with pytest.raises(StateError):
+                loader.load_state_dict({"penstock": json.dumps(state)})
+            assert loader.state_dict() == before
+
     @pytest.mark.parametrize(
         ("words", "what"),
         [

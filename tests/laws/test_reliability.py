@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import queue
 import random
 import re
 import resource
@@ -31,6 +32,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 from worker_pids import worker_pids
 
 import penstock
@@ -39,7 +41,7 @@ from penstock._memory.parcel import Parcel
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- table of faults: written by tests/laws/test_reliability.py -->", "<!-- end of the table -->"
@@ -159,6 +161,7 @@ FAULTS = {
     "all": Fault("SIGKILL of all workers at once", None),
     "stuck": Fault(f"stuck, with `timeout={TIMEOUT_S:g}`", stuck, "TimeoutError", "TimeoutError"),
     "exception": Fault("an exception that cannot be pickled", raises, "SampleError", "Unpicklable"),
+    "live": Fault("a stream that gives a batch only when the loop has used the one before", None, "", ""),
 }
 
 
@@ -192,6 +195,17 @@ def first(folder: Path, name: str = "") -> bool:
     except FileExistsError:
         return False
     return True
+
+
+class Fed(IterableDataset[int]):
+    """What the loop puts into a queue, up to None."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[int]:
+        while (item := self.items.get(timeout=100)) is not None:
+            yield item
 
 
 class Dies:
@@ -305,6 +319,16 @@ def tried(fault: str, method: str, folder: Path, limit_s: float) -> str:
     def started() -> None:
         if fault == "stuck":
             set_timeout(loader, TIMEOUT_S)
+
+    if fault == "live":
+        source, came = Fed(), []
+        source.items.put(0)
+        with Loader.from_dataset(source, num_workers=2, **options) as loader:
+            for number, batch in enumerate(loader, 1):
+                came += batch.tolist()
+                source.items.put(number if number < N else None)
+        assert came == list(range(N))
+        return "continues"
 
     RELEASED.clear()
     log, watch = logging.getLogger("penstock"), Watch()

@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 import penstock
 import penstock.formats
-from penstock import Cached, GraphError, Loader, Mix, Packs, Shards, Stream
+from penstock import Buckets, Cached, GraphError, Loader, Mix, Packs, Shards, Stream
 from penstock.nodes import IterableSource
 from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
 
@@ -383,6 +383,85 @@ def test_an_endless_loader_of_nothing_raises_and_does_not_spin(make, how):
         make(infinite=True, **how) as loader,
     ):
         next(iter(loader))
+
+
+FOUR_OF_RANKS = {"rank": 3, "world_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "remedy", "followed"),
+    [
+        (range(3), {"batch_size": 8, "drop_last": True}, "or leave drop_last=True out.", {"drop_last": False}),
+        (
+            range(6),
+            {"batch_size": 4, "drop_last": True, "tail": "pad", "rank": 1, "world_size": 2},
+            "more samples, or",
+            {"drop_last": False},
+        ),
+        (range(3), {"tail": "drop", **FOUR_OF_RANKS}, "or pass tail='pad' (with groups or ", {"tail": "pad"}),
+        (range(3), {"sampler": [2, 1, 0], "tail": "drop", **FOUR_OF_RANKS}, "tail='pad'", {"tail": "pad"}),
+        (
+            range(3),
+            {"batch_size": 2, "drop_last": True, "tail": "drop", **FOUR_OF_RANKS},
+            "or leave drop_last=True out and pass tail='pad'",
+            {"drop_last": False, "tail": "pad"},
+        ),
+        (
+            [[1]] * 3,
+            {"groups": Packs([1] * 3, 1), **FOUR_OF_RANKS},
+            "a stream: use fewer ranks)",
+            {"rank": 2, "world_size": 3},
+        ),
+        (
+            [[1]] * 9,
+            {"groups": Buckets([1] * 9, max_tokens=99, max_samples=10, drop_last=True)},
+            "or leave drop_last=True of Buckets out.",
+            {"groups": Buckets([1] * 9, max_tokens=99, max_samples=10)},
+        ),
+        (
+            [[1]] * 9,
+            {"groups": Buckets(keys=[*range(9)], batch_size=2, short="drop")},
+            "or give Buckets another short=",
+            {"groups": Buckets(keys=[*range(9)], batch_size=2)},
+        ),
+        ([], {"batch_size": 8, "drop_last": True}, "Its dataset or its sampler is empty", None),
+        (range(3), {"sampler": [], "tail": "drop", **FOUR_OF_RANKS}, "Its dataset or its sampler is empty", None),
+        (
+            range(3),
+            {"batch_size": 8, "drop_last": True, "skip": [(1, 2)]},
+            "leave drop_last=True out.",
+            {"drop_last": False},
+        ),
+        (range(3), {"tail": "drop", "skip": [(0, 4)], **FOUR_OF_RANKS}, "pass tail='pad'", {"tail": "pad"}),
+        (
+            range(3),
+            {"batch_size": 8, "drop_last": True, "skip": [(10**9, 10**9 + 1)]},
+            "drop_last",
+            {"drop_last": False},
+        ),
+    ],
+)
+def test_what_an_endless_loader_of_nothing_advises_helps(data, words, remedy, followed):
+    """Seen to fail: ``tail='pad'``, the default, whatever the cause. With ``skip``: it looped forever."""
+    words = {"infinite": True, **words}
+    with (
+        Loader.from_dataset(data, **words) as loader,
+        pytest.raises(ValueError, match="has no batch on this rank") as caught,
+    ):
+        next(iter(loader))
+    assert remedy in str(caught.value)
+    if followed is not None:
+        with Loader.from_dataset(data, **{**words, **followed}) as loader:
+            assert len(next(iter(loader)))
+        if not words.keys() & {"groups", "sampler"}:  # or more samples
+            with Loader.from_dataset([*data] * 9, **words) as loader:
+                assert len(next(iter(loader)))
+
+
+def test_a_skip_that_covers_epochs_is_no_empty_dataset():
+    """Neither where an endless stream was left early, so that its epochs begin elsewhere."""
+    with Loader.from_dataset(range(3), infinite=True, skip=[(0, 10)]) as loader:
+        assert next(iter(loader)).tolist() == [1]
 
 
 def test_an_epoch_of_nothing_among_others(caplog):

@@ -9,6 +9,7 @@ import random
 import signal
 from functools import partial
 from itertools import islice, product
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -45,8 +46,8 @@ def fork(workers):
     return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
 
 
-AROUND = [(4, 97), (4, 98), (4, 99), (7, 70), (1, 64), (128, 65)]
-"""Of the 64 items after which nothing is watched: the size of a batch, and the first item that draws."""
+AROUND = [(4, 96), (4, 98), (4, 99), (7, 70), (1, 64), (128, 65)]
+"""The size of a batch, and the first item that draws: at the beginning of a batch, in its middle, at its end."""
 
 
 def own(lengths, kind=Split, **words):
@@ -75,16 +76,21 @@ def expected(lengths, epoch, batch_size, drop_last=False):
         [*((*case, 0) for case in AROUND), (4, 98, 2), (128, 65, 2)],
     ),
 )
-def test_a_draw_in_the_middle_of_a_batch_that_is_watched_as_a_whole(size, quiet, workers):
-    """Seen to fail with a batch that is kept although one of its items drew unseeded."""
+def test_the_first_draw_is_of_the_share_and_those_behind_it_of_the_items(size, quiet, workers):
+    """In the middle of a batch, too. Seen to fail with a draw that is noticed by the process instead of the share, and
+    with a batch whose items are all seeded as the first one is."""
     lengths = [150, 140, 130, 40]
     with own(lengths, Draws, batch_size=size) as loader:
-        seeded = [item for batch in loader for item in batch]
+        seeded = dict(item for batch in loader for item in batch)
     with own(lengths, partial(Draws, quiet=quiet), batch_size=size, **fork(workers)) as loader:
-        found = [item for batch in loader for item in batch]
-    drawn = sum(max(0, len(share(lengths, LANES, worker, 0)) - quiet) for worker in range(LANES))
-    assert sum(draws is not None for _, draws in found) == drawn > 20
-    assert [(item, draws or other) for (item, draws), (_, other) in zip(found, seeded, strict=True)] == seeded
+        found = dict(item for batch in loader for item in batch)
+    for worker in range(LANES):
+        items = share(lengths, LANES, worker, 0)
+        assert {found[item] for item in items[:quiet]} <= {None}
+        if len(items) > quiet:
+            assert found[items[quiet]] == seeded[items[0]]
+            assert [found[item] for item in items[quiet + 1 :]] == [seeded[item] for item in items[quiet + 1 :]]
+    assert len({*found.values()}) > 20
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -293,6 +299,31 @@ def test_a_worker_init_fn_that_does_not_split_is_no_split(workers):
     assert [*map(int, found)] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize(("workers", "mixed"), [(0, False), (0, True), pytest.param(2, True, marks=pytest.mark.slow)])
+def test_worker_init_fn_is_called_for_the_lanes_of_a_stream(workers, mixed):
+    """On each of two ranks, which share the lanes. Seen to fail: it was called with the `Stream` as the dataset in
+    worker processes, and not at all inline.
+    """
+    found = []
+    for rank in range(2):
+        data = penstock.Stream(Range(), lanes=2, epoch_size=28)
+        if mixed:
+            data = penstock.Mix({"only": data}, {"only": 1}, epoch_size=28)
+        words = {"worker_init_fn": halve, "rank": rank, "world_size": 2, **fork(workers)}
+        with Loader.from_dataset(data, batch_size=None, **words) as loader:
+            found += [*loader]
+    assert sorted(map(int, found)) == [*range(3, 17), *range(18, 32)]
+
+
+def test_loaders_of_one_stream_have_one_worker_init_fn():
+    """It changes the copies that they share. Seen to fail: the second one's was called for both."""
+    stream = penstock.Stream(Range(), lanes=2, epoch_size=28)
+    Loader.from_dataset(stream, None, worker_init_fn=halve).close()
+    Loader.from_dataset(stream, None, worker_init_fn=halve).close()
+    with pytest.raises(ValueError, match="worker_init_fn=None: this Stream is already used by a loader with worker_in"):
+        Loader.from_dataset(stream, None)
+
+
 def test_loaders_of_one_stream_seed_alike():
     """Seen to fail: the second told the first."""
     stream = penstock.Stream(Seeds(random.random), lanes=2, epoch_size=80)
@@ -303,9 +334,9 @@ def test_loaders_of_one_stream_seed_alike():
 
 
 def test_a_worker_init_fn_without_a_dataset_is_told_why():
-    """Seen to fail without the note."""
+    """Where a ``collate_fn`` of the user's needs workers. Seen to fail without the note."""
     with (
-        Loader.from_dataset(Range(), batch_size=3, worker_init_fn=halve, **fork(2)) as loader,
+        Loader.from_dataset(Range(), batch_size=3, worker_init_fn=halve, collate_fn=list, **fork(2)) as loader,
         pytest.raises(AttributeError) as caught,
     ):
         list(loader)
@@ -334,6 +365,7 @@ def of_worker():
     ("of", "each", "how"),
     [
         (torch.initial_seed, False, True),
+        (torch.initial_seed, True, True),
         (torch.initial_seed, True, "always"),
         (of_worker, False, True),
         (of_worker, False, False),
@@ -341,8 +373,8 @@ def of_worker():
 )
 @pytest.mark.parametrize("endless", [False, True])
 def test_a_seed_that_is_asked_for_belongs_to_the_pass_and_the_worker(of, each, how, endless):
-    """Seen to fail: with items that are not seeded once 64 have drawn nothing, with "always" taken for True, and with
-    one seed for all passes."""
+    """It is one number for a share, whether it is asked for once or for each item. Seen to fail: with items that are
+    not seeded once 64 have drawn nothing, and with one seed for all passes."""
 
     def new(**words):
         data = Seeds(of, each)
@@ -355,7 +387,7 @@ def test_a_seed_that_is_asked_for_belongs_to_the_pass_and_the_worker(of, each, h
     torch.manual_seed(1)
     with new() as loader:
         whole = [item for _ in range(3) for item in loader]
-    assert len({*whole}) == 240
+    assert len({*whole}) == (6 if each else 240)
     torch.manual_seed(2)
     with new(**fork(2)) as loader:
         assert [item for _ in range(3) for item in loader] == whole
@@ -471,6 +503,52 @@ class Fails(Split):
             if item == (3, 0) and self.failing.exists():
                 raise ValueError("damaged")
             yield item
+
+
+def damaged_in(items):
+    if (3, 0) in items:
+        raise ValueError("damaged")
+    return items
+
+
+WRONG = {
+    "dataset": {"kind": lambda lengths: Fails(lengths, Path(__file__))},
+    "transform": {"transform": lambda item: damaged_in([item])[0]},
+    "collate_fn": {"collate_fn": damaged_in},
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "batch_size", "name"),
+    [*((wrong, 2, "batch 1") for wrong in WRONG), ("dataset", None, "item 3"), ("collate_fn", None, None)],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_names_the_batch_of_the_worker(wrong, batch_size, name, workers):
+    """In the words of the user, who knows no slots. Seen to fail: "dataset index 4"."""
+    with own([7, 3, 12, 5], batch_size=batch_size, **WRONG[wrong], **fork(workers)) as loader:
+        if name is None:  # an item that is no batch is not collated
+            assert len(list(loader)) == 27
+            return
+        with pytest.raises(ValueError, match="damaged") as caught:
+            list(loader)
+    kind = "Fails" if wrong == "dataset" else "Split"
+    assert f"while loading {name} of worker 0 of {LANES} of {kind} (epoch 0)" in caught.value.__notes__
+
+
+class AsksForItsRank(Split):
+    def __iter__(self):
+        torch.distributed.get_rank()
+        return super().__iter__()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_dataset_that_asks_for_its_rank_in_a_worker_process_is_told_the_way(start):
+    """Seen to fail: torch's "Default process group has not been initialized", although the job has one."""
+    loader = own([7, 3], AsksForItsRank, lanes=2, batch_size=2, num_workers=1, multiprocessing_context=start)
+    with loader, pytest.raises(ValueError, match="process group") as caught:
+        list(loader)
+    assert "worker processes belong to no process group: ask for the rank in" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

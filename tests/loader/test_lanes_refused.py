@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import signal
 import threading
 from functools import partial
 from itertools import product
@@ -525,3 +526,68 @@ def test_without_a_folder_for_notes_each_process_is_alone(monkeypatch):
         assert sorted(loader) == [*range(8)]
     with Loader.from_dataset(Stream(Grows(), lanes=2, epoch_size=8), batch_size=None) as loader:
         assert sorted(loader) == [*range(8)]
+
+
+class Claims(Split):
+    """Claims 20 items."""
+
+    def __len__(self):
+        return 20
+
+
+@pytest.mark.parametrize(("workers", "last"), [(0, 2), (0, 3), (0, 4), pytest.param(2, 4, marks=pytest.mark.slow)])
+def test_a_length_that_is_not_true_is_said(last, workers, said):
+    """Once, whichever process finds it out, also after a resume. Seen to fail: nothing was said."""
+    of = partial(Loader.from_dataset, Claims([5, 3, 9, last]), batch_size=2, lanes=4, collate_fn=tuple)
+    with of(**fork(workers)) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        assert sum(map(len, batches)) == 15 + last
+        assert sum(map(len, loader)) == 17 + last
+    with of() as loader:
+        loader.load_state_dict(state)
+        list(loader)
+    lines = [line for line in said() if f"a length of 20, but its 4 workers yielded {17 + last} items" in line]
+    assert len(lines) == (0 if last == 3 else 2)
+
+
+STRIKES = []
+
+
+class Struck(IterableDataset):
+    """A signal comes before item 5, as often as `STRIKES` says."""
+
+    def __iter__(self):
+        for item in range(12):
+            if item == 5 and STRIKES:
+                STRIKES.pop()
+                signal.raise_signal(signal.SIGUSR1)
+            yield item
+
+
+@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("times", [7, 20])
+def test_interrupts_that_keep_a_lane_where_it_is_are_said(times, endless, said):
+    """Once, and what is read is right afterwards. Seen to fail: a handler that raised every 10 ms kept a loop at one
+    item, without a word.
+    """
+
+    def strike(number, frame):
+        raise KeyboardInterrupt
+
+    data = Stream(Struck(), lanes=1, epoch_size=12) if endless else Struck()
+    before, found, struck = signal.signal(signal.SIGUSR1, strike), [], 0
+    with Loader.from_dataset(data, batch_size=None, lanes=None if endless else 1) as loader:
+        STRIKES.extend([None] * times)
+        batches = iter(loader)
+        while True:
+            try:
+                found.append(int(next(batches)))
+            except KeyboardInterrupt:
+                struck += 1
+            except StopIteration:
+                break
+    signal.signal(signal.SIGUSR1, before)
+    assert (found, struck) == ([*range(12)], times)
+    assert sum("was interrupted 8 times in a row before the same item" in line for line in said()) == (times == 20)

@@ -89,6 +89,38 @@ def test_nothing_starts_before_the_first_batch():
         assert not any(thread.name.startswith("penstock-") for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize(("taken", "left"), [(0, 4), (3, 1), (4, 0), (6, 2)])  # 0: the loop is a whole epoch
+def test_a_loader_with_epochs_says_that_a_state_is_of_one_without(taken, left, caplog):
+    """Its next loop is only the rest of an epoch, perhaps of none. Seen to fail: not a word."""
+
+    def build(**words):
+        return penstock.Loader.from_dataset(Tagged(8), 2, shuffle=True, seed=3, collate_fn=list, **words)
+
+    with build(infinite=True) as endless:
+        whole = list(islice(endless, 12))
+    with build(infinite=True) as endless:
+        assert list(islice(endless, taken)) == whole[:taken]
+        state = endless.state_dict()
+        endless.load_state_dict(state)
+        assert endless.state_dict() == state
+    with build() as loader:
+        finite = loader.state_dict()
+    with build(infinite=True) as endless:
+        endless.load_state_dict(finite)  # goes on from epoch to epoch: nothing to say
+    assert caplog.records == []
+    with build() as loader:
+        loader.load_state_dict(state)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == (taken > 0)
+        for message in said:
+            assert f"with infinite=True, in epoch {(taken - 1) // 4}. This one has epochs, so its next loop" in message
+            assert f"has only the {left} batches that are left" in message
+        assert list(loader) == whole[taken : taken + left]
+        assert loader.state_dict() != state
+        loader.load_state_dict(loader.state_dict())
+    assert len(caplog.records) == (taken > 0)
+
+
 def test_endless_goes_on_where_it_stands():
     with loader(infinite=True) as batches:
         iterator = iter(batches)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 from torchdata.nodes import BaseNode
 
 import penstock
@@ -483,6 +483,101 @@ def test_two_loaders_one_after_another_or_resumed_are_not_in_step():
     with shuffled() as one, shuffled() as other:
         other.load_state_dict(one.state_dict())
         assert warned(one, other) == []
+
+
+# A loader made anew.
+
+
+class Rollouts:
+    """Sample i of a batch of rollouts, and what it has drawn."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> list[int]:
+        assert penstock.sample() is not None
+        return [index, random.getrandbits(40)]
+
+
+def anew(sizes: Any, tell: Any = None, **words: Any) -> list[Any]:
+    """A loader for each batch of rollouts, which is read twice."""
+    epochs: list[Any] = []
+    state: Any = None
+    for number, n in enumerate(sizes):
+        more = {"seed": 1 + number} if tell == "seed" else {}
+        loader = Loader.from_dataset(Rollouts(n), batch_size=4, collate_fn=list, **{"shuffle": True, **words}, **more)
+        if tell in ("set_epoch", "sampler"):
+            (loader if tell == "set_epoch" else loader.sampler).set_epoch(2 * number)
+        if tell == "state" and state is not None:
+            loader.load_state_dict(state)
+        epochs += [[sample for batch in loader for sample in batch] for _ in range(2)]
+        state = loader.state_dict()
+        if n % 2:
+            loader.close()  # otherwise it is garbage when the next one is built
+        else:
+            del loader
+    return epochs
+
+
+def said_of(name: str, caplog: Any) -> list[str]:
+    return [record.getMessage() for record in caplog.records if name in record.getMessage()]
+
+
+ANEW = "was built here before"
+
+
+def test_a_loader_that_is_built_again_says_that_it_repeats(caplog):
+    """As PPO builds one for each batch of rollouts, or as data grow. Seen to fail: not a word, where a `DataLoader` has
+    other orders and random numbers each time."""
+    for epochs in (
+        anew((8, 8, 8)),  # once for each line, and the one that calls it
+        anew((9, 9)),
+        anew((8, 9, 10)),
+    ):
+        assert len({epoch[0][1] for epoch in epochs}) == 2  # again and again
+    assert len(said_of(ANEW, caplog)) == 3
+    assert all("set_epoch" in message and "seed=" in message for message in said_of(ANEW, caplog))
+
+
+@pytest.mark.parametrize(
+    ("tell", "sizes"),
+    [
+        *((tell, sizes) for tell in ("seed", "set_epoch", "sampler") for sizes in ((8, 8, 8), (8, 9, 10))),
+        ("state", (8, 8)),
+    ],
+)
+def test_a_loader_that_is_built_again_goes_on_if_it_is_told_where(tell, sizes, caplog):
+    """By what the message advises, and as Lightning does when it reloads its loaders."""
+    epochs = anew(sizes, tell)
+    assert len({tuple(index for index, _ in epoch) for epoch in epochs}) == len(epochs)
+    assert len({epoch[0][1] for epoch in epochs}) == len(epochs)
+    assert said_of(ANEW, caplog) == []
+
+
+def helper(n: int, **words: Any) -> Loader[Any]:
+    return Loader.from_dataset(Rollouts(n), batch_size=4, collate_fn=list, **words)
+
+
+def test_what_is_not_built_again_repeats_nothing(caplog):
+    """Training and validation, two data sets at once, and the ranks of one process, all by one line; what does not
+    shuffle; and a helper that is called from two lines."""
+    anew((8, 8), shuffle=False)
+    anew((8, 8), sampler=SequentialSampler(range(8)), shuffle=None)
+    for train in (True, False):
+        with helper(8, shuffle=train) as loader:
+            list(loader)
+    held = [helper(n, shuffle=True) for n in (8, 12)]
+    both = [helper(8, shuffle=True, rank=rank, world_size=2) for rank in range(2)]
+    for loader in [*held, *both]:
+        list(loader)
+    with helper(8, shuffle=True) as one:
+        list(one)
+    with helper(8, shuffle=True) as other:
+        list(other)
+    assert said_of(ANEW, caplog) == []
 
 
 class Shuffles:

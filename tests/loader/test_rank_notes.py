@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from penstock import Loader
 from penstock._loader import note_board, rank_notes
 from penstock._loader.note_board import Board, Clerk, Question, _signed, agree
-from penstock._loader.rank_notes import _digest, _place_in_the_code, _without_seeds
+from penstock._loader.rank_notes import _digest, _without_seeds, place_in_the_code
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -164,10 +164,10 @@ def test_a_note_that_was_given_up_is_compared_with_nothing() -> None:
 
 
 def places(count: int) -> list[str]:
-    return [_place_in_the_code() for _ in range(count)]
+    return [place_in_the_code() for _ in range(count)]
 
 
-def test_a_place_in_the_code_is_a_line_and_its_callers() -> None:
+def test_aplace_in_the_code_is_a_line_and_its_callers() -> None:
     """Without folders, which may differ between hosts. Seen to fail with whole paths."""
     one = places(2)
     other = places(1)
@@ -177,12 +177,12 @@ def test_a_place_in_the_code_is_a_line_and_its_callers() -> None:
     assert len(one[0].split(", ")) == rank_notes.FRAMES
 
 
-def test_a_place_in_the_code_has_no_frames_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aplace_in_the_code_has_no_frames_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless all code is installed. Seen to fail: threading.py was in it, and installed code had no place."""
     found: list[str] = []
     for is_library_file in (rank_notes.is_library_file, lambda _: True):
         monkeypatch.setattr(rank_notes, "is_library_file", is_library_file)
-        thread = threading.Thread(target=lambda: found.append(_place_in_the_code()))
+        thread = threading.Thread(target=lambda: found.append(place_in_the_code()))
         thread.start()
         thread.join()
     assert [place.count(", ") for place in found] == [0, rank_notes.FRAMES - 1]

@@ -14,7 +14,7 @@ from global_draws import draw, generators, seeded
 from resumable import Resumable
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock import GraphError, Loader, SourceError
+from penstock import GraphError, Loader, SampleError, SourceError
 from penstock._random.global_rng import global_rngs_kept
 from penstock.nodes import Batcher, Cycler, IterableSource, Mapper, Prefetcher
 from penstock.testing import assert_resumes_everywhere
@@ -402,3 +402,27 @@ def test_one_that_does_not_ask_is_not(caplog):
     with Loader.from_dataset(Draws(), batch_size=None, num_workers=1) as loader:
         list(loader)
     assert "lanes=" not in caplog.text
+
+
+class Headless(IterableDataset):
+    """Skips the header of a file, which is empty from ``epoch`` on."""
+
+    def __init__(self, epoch):
+        self.empty, self.begun = epoch, 0
+
+    def __iter__(self):
+        self.begun += 1
+        lines = iter(["header", 1, 2] if self.begun <= self.empty else [])
+        next(lines)
+        return lines
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_stop_iteration_before_the_first_item_names_the_dataset(batch_size, epoch):
+    """Seen to fail: "a node downstream of the Cycler ended"."""
+    with Loader.from_dataset(Headless(epoch), batch_size) as loader:
+        for _ in range(epoch):
+            assert len(list(loader)) == (1 if batch_size else 2)
+        with pytest.raises(SampleError, match=r"Headless raised StopIteration before its first item\. Catch it there"):
+            list(loader)

@@ -228,7 +228,7 @@ def test_a_mesh_dimension(group):
         {"rank": True, "world_size": 2},
         {"rank": 0, "world_size": 0},
         {"tail": "cut"},
-        {"split": "batches"},
+        {"split": "cards"},
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(bad):
@@ -303,7 +303,7 @@ def test_what_a_state_and_a_graph_say_of_it():
     """Seen to fail: each word changed."""
     plain = sharder(1, 3, tail="drop")
     assert plain.facts.settings == {"split": "items"}
-    assert plain.facts.rank_settings == {"split": "items", "tail": "drop"}
+    assert plain.facts.rank_settings == {"dealt": {"split": "items", "tail": "drop"}}
     assert plain.details() == {"rank": 1, "world_size": 3, "split": "items", "tail": "drop"}
     assert (plain.split, plain.tail, plain.first.dealt_to.ranks.now(), plain.first.dealt_to.costs) == (
         "items",
@@ -314,7 +314,10 @@ def test_what_a_state_and_a_graph_say_of_it():
     costs = Costs(np.arange(10))
     for balance in (costs, np.arange(10)):
         balanced = sharder(balance=balance)
-        assert balanced.facts.rank_settings == {"split": "items", "tail": "pad", "balance": costs.checksum}
+        assert balanced.facts.rank_settings == {
+            "dealt": {"split": "items", "tail": "pad"},
+            "balance": costs.checksum,
+        }
         assert balanced.details() == {"rank": 0, "world_size": 2, "split": "items", "tail": "pad", "balance": True}
         assert balanced.first.dealt_to.costs.checksum == costs.checksum
     assert balanced.first.dealt_to.ranks.now() == balanced.ranks() == (0, 2)
@@ -338,7 +341,7 @@ def test_what_a_state_and_a_graph_say_of_it():
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        ({"split": "batches"}, ValueError, "^split='batches' must be 'items' or 'within'.$"),
+        ({"split": "cards"}, ValueError, "^split='cards' must be one of"),
         ({"tail": "cut"}, ValueError, "^tail='cut' must be"),
         (
             {"split": "within", "sharded_by": "own"},

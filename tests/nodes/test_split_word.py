@@ -293,7 +293,7 @@ def test_an_own_split_resumes_everywhere(make):
     ("build", "error", "text"),
     [
         (lambda: IterableSource(Stream(), split="within"), ValueError, "split='within' must be 'items'"),
-        (lambda: canonical(Stream(), split="batches"), ValueError, "must be 'items', 'own' or 'within'"),
+        (lambda: canonical(Stream(), split="cards"), ValueError, "must be 'items', 'batches', 'own' or 'within'"),
         (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
         (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),
         (

@@ -74,7 +74,7 @@ def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) ->
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (wheel,) = distributions.glob("*.whl")
     # Comments and docstrings are a third of it; lines of 120 columns take 7 KB more than of 140.
-    assert wheel.stat().st_size < 700_000
+    assert wheel.stat().st_size < 720_000
 
 
 def test_nobody_is_sent_to_the_other_project() -> None:

@@ -191,6 +191,14 @@ class TestWhatIsRefused:
             with pytest.raises(ValueError, match=rf"0\.arrow has no column '{column}', only 'text', 'id', "):
                 arrow(files, [column])
 
+    def test_what_only_looks_like_a_column(self, tmp_path):
+        """Dots in names, as robots have them. Seen red: it was built, and the first row was a bare KeyError."""
+        write(tmp_path / "0.arrow", pa.table({"state.head": [0], "state.arm": [1], "state": [2], "pose.x": [3]}))
+        assert arrow(tmp_path / "0.arrow", ["state", "state.arm"])[0] == {"state": 2, "state.arm": 1}
+        for name in ("pose", "state.a", "state.arm.x"):
+            with pytest.raises(ValueError, match=rf"no column '{name}', only 'state\.head', 'state\.arm', "):
+                arrow(tmp_path / "0.arrow", [name])
+
     @pytest.mark.parametrize(
         ("head", "said"), [(b"FEA1", "Feather file of version 1"), (b"PAR1", r"read it by penstock\.formats\.parquet")]
     )

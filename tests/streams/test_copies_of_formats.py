@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from contextlib import closing
 from itertools import islice, product
 from pathlib import Path
@@ -300,6 +301,55 @@ def test_what_can_have_no_copies(
                 **words,
             }
         )
+
+
+@pytest.mark.parametrize(
+    ("paths", "cache"),
+    [
+        ("file://{}/data/**/*.jsonl", "data/copies"),
+        ("local://{}/data/copies/0.jsonl", "data/copies"),
+        ("simplecache::file://{}/data/copies/0.jsonl", "data/copies"),
+        ("zip://0.jsonl::{}/data/copies/0.zip", "data"),
+        ("{}/data/**/*.jsonl", "link/copies"),
+        ("{}/link/**/*.jsonl", "data/copies"),
+        ("file://{}/link/**/*.jsonl", "copies"),
+    ],
+)
+def test_copies_are_never_read_as_data(paths: str, cache: str, tmp_path: Path) -> None:
+    """However the folder and the files are spelled. Seen red: the second run read each record twice, in silence."""
+    for name, of in (("link", "data"), ("copies", "data/copies")):
+        (tmp_path / of).mkdir(parents=True)
+        (tmp_path / name).symlink_to(tmp_path / of)
+    for name in ("data/0.jsonl", "data/copies/0.jsonl"):
+        (tmp_path / name).write_bytes(jsonl(0))
+    with pytest.raises(ValueError, match=r"/0\.(jsonl|zip) is inside cache_dir='.*', so copies would be read as data"):
+        formats.jsonl(paths.format(tmp_path), epoch_size=9, cache_dir=tmp_path / cache, max_cache_size="1MB")
+
+
+def test_files_beside_a_folder_of_copies_have_copies(tmp_path: Path) -> None:
+    """Whose name begins as theirs, or that is in a folder of theirs."""
+    (tmp_path / "data2").mkdir()
+    (tmp_path / "data2" / "0.jsonl").write_bytes(jsonl(0))
+    for paths in (f"{tmp_path}/data2/*.jsonl", f"file://{tmp_path}/data2/0.jsonl"):
+        for cache in ("data", "data2/copies"):
+            words = {"cache_dir": tmp_path / cache, "max_cache_size": "1MB"}
+            with closing(formats.jsonl(paths, counts=[RECORDS], **words)) as data:  # type: ignore[arg-type]
+                assert data[1] == {"i": 1}
+                assert data.copy_statistics().fetches == 1
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_path_that_is_not_utf_8(cached: bool, tmp_path: Path) -> None:
+    """Of the files and of the folder of copies. Seen red: a UnicodeEncodeError, for Parquet also without copies."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/d\xff")
+    os.mkdir(folder)
+    words = {"cache_dir": f"{folder}/copies", "max_cache_size": "1MB"} if cached else {}
+    for kind, made in (("parquet", parquet), ("arrow", arrow), ("jsonl", jsonl)):
+        path = os.fsdecode(os.fsencode(folder) + b"/\xfe." + kind.encode())
+        Path(path).write_bytes(made(0))
+        counts = {"counts": [RECORDS]} if kind == "jsonl" else {}
+        with closing(getattr(formats, kind)(path, **counts, **words)) as data:
+            assert [data[number]["i"] for number in range(3)] == [0, 1, 2]
 
 
 def test_each_file_is_fetched_once_for_all_processes_of_a_host(tmp_path: Path) -> None:

@@ -121,3 +121,23 @@ def test_more_lanes_than_shards_are_refused():
     """Hugging Face stops the workers that have none; every item would come several times in a row."""
     with pytest.raises(penstock.GraphError, match="yields no item in pass 0"):
         list(Loader.from_dataset(Stream(sharded(), lanes=9, epoch_size=200), None))
+
+
+BUFFERED = {
+    "shuffled": (lambda: sharded().shuffle(seed=1, buffer_size=16), True),
+    "mapped after it": (lambda: sharded().shuffle(seed=1, buffer_size=16).map(doubled), True),
+    "one of two": (lambda: datasets.interleave_datasets([sharded(), generated().shuffle(seed=1)]), True),
+    "not shuffled": (lambda: sharded().map(doubled), False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BUFFERED)
+def test_a_shuffle_buffer_that_a_state_lacks_is_said_before_it_matters(kind, caplog, monkeypatch):
+    """Only without lanes, where the state of the stream is trusted. Seen to fail: nothing was said."""
+    monkeypatch.setattr("penstock._errors.first_time.said", set())
+    make, loses = BUFFERED[kind]
+    for lanes in (2, None):
+        with Loader.from_dataset(make(), None, lanes=lanes, collate_fn=numbers) as loader:
+            next(iter(loader))
+        assert ("shuffles with a buffer, which its state_dict leaves out" in caplog.text) == (loses and lanes is None)

@@ -67,6 +67,20 @@ class TestRows:
         """Seen to fail: the columns not passed on."""
         assert read(parquet(files, columns)) == [rows(files, columns)]
 
+    @pytest.mark.parametrize(
+        "name", ["a.b", "a", "pose.left.arm", "pose.left.arm.x", "list.list.element.y", "map.key_value"]
+    )
+    def test_of_columns_and_fields_with_dots_in_their_names(self, tmp_path, name):
+        """The second file has another ``a``. Seen red for "a.b": ``a`` was compared as well, and the files refused."""
+        for number, a in enumerate(([1, 2], ["x", "y"])):
+            pairs = pa.array([[("k", 1)]] * 2, pa.map_(pa.string(), pa.int64()))
+            content = {"a.b": [3, 4], "pose": [{"left.arm": {"x": 5, "y": 6}}] * 2, "list": [[{"y": 7, "z": 8}]] * 2}
+            table = pa.table({"a": a if name != "a" else [1, 2], **content, "map": pairs})
+            pq.write_table(table, tmp_path / f"{number}.parquet")
+        expected = rows(str(tmp_path / "*.parquet"), [name])
+        assert expected[0].keys() == {name if name in ("a", "a.b") else name.partition(".")[0]}
+        assert read(parquet(str(tmp_path / "*.parquet"), [name])) == [expected]
+
     def test_of_row_groups_of_any_size(self, tmp_path):
         """Longer than a batch, longer than a slice of it, empty, and a file without any. Seen to fail: ``start`` not
         reduced by the batches left out."""
@@ -216,6 +230,16 @@ class TestWhatIsRefused:
     def test_columns_that_are_not_there(self, files, columns, why):
         with pytest.raises(ValueError, match=why):
             parquet(files, columns)
+
+    @pytest.mark.parametrize("columns", [["state"], ["state", "id"], ["state.head"], ["pose.left"], ["state.arm.x"]])
+    def test_what_only_looks_like_a_part_of_a_column(self, tmp_path, columns):
+        """Dots in names, as robots have them. Seen red: rows without these columns, or without any, in silence."""
+        flat = {"state.head.pan": [0, 1], "state.arm": [2, 3], "pose": [{"left.arm": {"x": 4}}] * 2, "id": [5, 6]}
+        pq.write_table(pa.table(flat), tmp_path / "0.parquet")
+        with pytest.raises(
+            ValueError, match=rf"no column '{columns[0]}', only 'state\.head\.pan', 'state\.arm', 'pose'"
+        ):
+            parquet(tmp_path / "0.parquet", columns)
 
     def test_another_schema_in_one_file(self, tmp_path):
         """Seen to fail: only the names compared; only the columns of the first file compared."""

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -406,6 +407,55 @@ def test_threads_wait_for_each_other_only_at_one_shard():
     first.join()
     second.join()
     assert not waited
+
+
+class TestSeveralThreads:
+    def test_read_first_what_is_free(self):
+        """Opening shard 0 lasts until shard 1 is opened, which the same batches need. Seen red when each thread took
+        its shards in turn: both waited for shard 0."""
+        opened = [threading.Event(), threading.Event()]
+
+        def open_shard(shard):
+            opened[shard].set()
+            assert opened[1].wait(20), "no thread opens shard 1"
+            return range(1000 * shard, 1000 * shard + 4)
+
+        dataset = Shards(2, open_shard, counts=[4, 4])
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(dataset.__getitems__, [5, 1, 4, 0])
+            assert opened[0].wait(20)
+            second = pool.submit(dataset.__getitems__, [7, 2, 6, 3])
+            assert first.result() == [1001, 1, 1000, 0]
+            assert second.result() == [1003, 2, 1002, 3]
+        dataset.close()
+
+    def test_that_overtake_each_other_read_no_record_again(self):
+        """One thread stands in shard 0 while eight others read shard 1 past its records there. Seen red when the number
+        of threads had no part in how many records are kept: shard 1 was opened twice."""
+        threads, n, opened = 9, 20, []
+        inside, go_on = threading.Event(), threading.Event()
+
+        def open_shard(shard):
+            opened.append(shard)
+            for number in range(threads * n):
+                if not shard and not number:
+                    inside.set()
+                    assert go_on.wait(20)
+                if shard and number == threads * n - 1:
+                    go_on.set()
+                yield 1000 * shard + number
+
+        dataset = Shards(2, open_shard, counts=[threads * n] * 2)
+        batches = [[shard * threads * n + number for number in range(k * n, k * n + n) for shard in (0, 1)]
+                   for k in range(threads)]  # fmt: skip
+        with ThreadPoolExecutor(threads) as pool:
+            first = pool.submit(dataset.__getitems__, batches[0])
+            assert inside.wait(20)
+            results = [first, *(pool.submit(dataset.__getitems__, batch) for batch in batches[1:])]
+            for k, result in enumerate(results):
+                expected = [1000 * shard + number for number in range(k * n, k * n + n) for shard in (0, 1)]
+                assert result.result() == expected
+        assert sorted(opened) == [0, 1]
 
 
 @pytest.mark.parametrize(

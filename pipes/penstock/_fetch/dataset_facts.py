@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from penstock._arguments import Shown, checksum, joined
 from penstock._fetch.array_dataset import ArrayDataset, is_arrays
+from penstock._fetch.held import held
 from penstock._fetch.self_splitting import splits_itself
 from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder
@@ -103,8 +104,9 @@ class DatasetLike(Protocol):
         """Where the sample comes from, for people: a file and the record in it, a source of a mix."""
         ...
 
-    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
-        """Called by the loader of a dataset that `sets_worker_info`, which seeds its items itself.
+    def seed_items(self, seed_global_rngs: bool | Literal["always"], worker_init_fn: Any = None) -> None:
+        """Called by the loader of a dataset that `sets_worker_info`, which seeds its items itself, and calls
+        ``worker_init_fn`` for each worker that it pretends to be.
 
         Raises:
             ValueError: Another loader has told it otherwise.
@@ -273,6 +275,12 @@ class DatasetFacts:
         return _number(getattr(self.dataset, "forward_lanes", None))
 
     @property
+    def is_read_in_lanes(self) -> bool:
+        """Whether ranks that are dealt single items read different shards, of it or of a source of a mix."""
+        parts = (self.dataset, *(self.dataset.datasets if isinstance(self.dataset, ConcatDataset) else ()))
+        return self.lanes is not None or any(hasattr(part, "read_by_all") for part in parts)
+
+    @property
     def cuts(self) -> int | None:
         """The number of lanes per epoch, determined in the same way."""
         return _number(getattr(self.dataset, "forward_cuts", None))
@@ -282,10 +290,10 @@ class DatasetFacts:
         """See `DatasetLike`."""
         return getattr(self.dataset, "sets_worker_info", False) is True
 
-    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+    def seed_items(self, seed_global_rngs: bool | Literal["always"], worker_init_fn: Any = None) -> None:
         """See `DatasetLike`."""
         if self.sets_worker_info and callable(tell := getattr(self.dataset, "seed_items", None)):
-            tell(seed_global_rngs)
+            tell(seed_global_rngs, worker_init_fn)
 
     @property
     def source_lengths(self) -> dict[str, int] | None:
@@ -392,6 +400,12 @@ def said_of(dataset: Any, name: str) -> str | None:
                 )
             )
     return joined(found)
+
+
+def loses_buffer(dataset: Any) -> bool:
+    """Whether it is a Hugging Face stream with a shuffle buffer, which its ``state_dict`` leaves out."""
+    steps = held({"": getattr(dataset, "_ex_iterable", None)})[0]
+    return any(type(step.value).__name__ == "BufferShuffledExamplesIterable" for step in steps)
 
 
 def _epoch_aware(dataset: Any) -> list[Any]:

@@ -165,6 +165,14 @@ class ErrorBudget:
 _NOTES = 16
 
 
+def stopped_early(dataset: Any) -> SampleError:
+    """What to raise for a ``StopIteration`` before the first item, which would pass for the end."""
+    return SampleError(
+        f"{type(dataset).__name__} raised StopIteration before its first item. Catch it there; to yield no items, "
+        f"return an empty iterator from __iter__."
+    )
+
+
 def annotate(exc: BaseException, note: str) -> None:
     """Add a note once, if the exception accepts notes (a frozen dataclass does not).
 

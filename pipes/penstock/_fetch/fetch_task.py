@@ -67,9 +67,16 @@ class FetchTask(Task):
         self._again = not once
         if self.dataset is None:
             self.noun = "the item"
+        elif fetch.facts.sets_worker_info:
+            self.noun, self.slot_name = "item", getattr(self.dataset, "slot_name", None)
         self.on_error = on_error
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
         self.epoch_aware = fetch.facts.epoch_aware
+
+    def close(self) -> None:
+        """Close what is read in lanes in this process, which ends: the user's generators, each with its ``finally``."""
+        if self.fetch.facts.lanes is not None and callable(close := getattr(self.dataset, "close", None)):
+            close()
 
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
         """Most batches are plain: nothing is measured, no sample may be skipped, and no object holds a generator.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from penstock._arguments import brief
+from penstock._fetch.fetch import Fetch
 from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor
@@ -38,14 +40,16 @@ class FunctionTask(Task):
 
     def __init__(self, function: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
         super().__init__(seed, seed_global_rngs)
-        self.function = function
+        self.function: Callable[..., Any] = function
+        self._collates = getattr(function, "__func__", None) is Fetch.collate  # ours, which can use recycled memory
         self.generators = HeldGenerators(seed, {"function": function}, bool(seed_global_rngs))
         self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
 
     def _done(
         self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None
     ) -> Any:
-        function = self.function if meter is None else meter.timed(self.function, meter.load)
+        function = partial(self.function, allocate=allocate) if self._collates else self.function
+        function = function if meter is None else meter.timed(function, meter.load)
         if isinstance(task, Indices):
             again = isinstance(task.values, int | np.ndarray)  # the function may have modified an item of a stream
             return self._run(lambda: self._applied(function, task), of_many=False, kept=inline, again=again)

@@ -63,6 +63,7 @@ class Task:
     Attributes:
         dataset: ``get_worker_info().dataset`` in a worker process.
         noun: What messages call an index.
+        slot_name: Describes an index of what is read in lanes, instead of the noun.
         epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task
             before.
         generators: The generators that the user's objects hold.
@@ -70,6 +71,7 @@ class Task:
 
     dataset: Any = None
     noun = "dataset index"
+    slot_name: Callable[[int], str] | None = None
     epoch_aware: Sequence[Any] = ()
     told: int | None = None  # the epoch that was passed to them last, in this process
 
@@ -147,6 +149,8 @@ class Task:
                 f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to "
                 f"{task.positions[-1]})"
             )
+        if self.slot_name is not None:
+            return f"{self.slot_name(task.values)} (epoch {task.epoch})"
         key = str(task.values)
         return (
             f"{self.noun} {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple, final
 
 import numpy as np
 
+from penstock._files.own_files import open_own
+
 _COUNTS: Final = struct.Struct("<8q")
 _TRIES: Final = 200
 
@@ -66,7 +68,7 @@ class Notes:
     def counts(self) -> Counts:
         """The counts so far."""
         try:
-            with open(self._path, "rb", buffering=0) as file:
+            with open(self._path, "rb", buffering=0, opener=open_own) as file:
                 return _counts_in(file.read(_COUNTS.size))
         except OSError:
             return Counts()
@@ -85,7 +87,7 @@ class Notes:
         """The position of each lane that is read on this host, NaN for the others: float64, shape ``(lanes,)``."""
         found = np.full(lanes, np.nan)
         try:
-            with open(self._path, "rb", buffering=0) as file:
+            with open(self._path, "rb", buffering=0, opener=open_own) as file:
                 noted = os.pread(file.fileno(), 8 * lanes, _COUNTS.size)
         except OSError:
             noted = b""
@@ -97,7 +99,7 @@ class Notes:
 
 
 def _made(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    return open_own(path, flags | os.O_CREAT)
 
 
 def _counts_in(data: bytes) -> Counts:

@@ -29,6 +29,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
 from penstock._files.cache_notes import Counts, Notes
+from penstock._files.own_files import open_own
 from penstock._statistics import CopyStatistics
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ _NOT_AGAIN_S: Final = 300.0
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
-_FLAGS: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
 
 class _OfTheSource(Exception):
@@ -93,6 +93,9 @@ class CacheFolder:
             with self._alone():
                 os.listdir(self.folder)
         except OSError as exc:
+            if exc.errno == errno.EROFS and os.path.isdir(self.folder):
+                self._say("is on a read-only file system, so only the copies that it already has are used")
+                return
             if exc.errno in _NO_LOCKS:
                 why = (
                     f"is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite "
@@ -206,7 +209,7 @@ class CacheFolder:
         """The copy, open and locked for reading until it is closed; None if it does not exist."""
         path = os.path.join(self.folder, name)
         try:
-            fd = os.open(path, os.O_RDONLY | _FLAGS)
+            fd = open_own(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:
@@ -244,7 +247,7 @@ class CacheFolder:
                         f"their source"
                     )
                     return False
-                os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
+                os.close(open_own(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             try:
                 copy(part)
             except Exception as exc:
@@ -282,7 +285,7 @@ class CacheFolder:
         """
         sizes: dict[str, int] = {}
         copies: dict[str, tuple[str, float]] = {}  # their files, and when they were last used
-        for entry in os.scandir(self.folder):
+        for entry in list(os.scandir(self.folder)):
             if left := _LEFT.fullmatch(entry.name):
                 if name.startswith(f"{left['key']}-"):  # this process holds its lock
                     if left["size"]:
@@ -317,7 +320,7 @@ class CacheFolder:
     def _removed_if_free(self, lock: str, *names: str) -> bool:
         """Remove files unless another process holds their ``lock``; whether they are gone. Requires `_alone`."""
         try:
-            fd = os.open(os.path.join(self.folder, lock), os.O_RDONLY | _FLAGS)
+            fd = open_own(os.path.join(self.folder, lock), os.O_RDONLY)
         except FileNotFoundError:
             fd = -1
         try:
@@ -357,9 +360,9 @@ class CacheFolder:
         path = os.path.join(self.folder, name)
         while True:
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
+                fd = open_own(path, os.O_RDWR | os.O_CREAT)
             except PermissionError:
-                fd = os.open(path, os.O_RDONLY | _FLAGS)  # it belongs to another user
+                fd = open_own(path, os.O_RDONLY)  # it belongs to another user
             except FileNotFoundError:
                 self._say("had been deleted, and was made again")
                 os.makedirs(self.folder, exist_ok=True)
@@ -434,17 +437,18 @@ class CacheFolder:
         except OSError as exc:
             known = dict.fromkeys(_FULL, "is on a full disk") | dict.fromkeys(_NO_WRITING, "is not writable")
             why = known.get(exc.errno or 0, f"is in trouble: {exc.strerror or exc}")
-            self._say(f"{why}, so files without a copy are read from their source")
+            at = f": {exc.filename}" if why.startswith("is in trouble") and exc.filename else ""
+            self._say(f"{why}, so files without a copy are read from their source", at)
 
-    def _say(self, what: str) -> None:
+    def _say(self, what: str, at: str = "") -> None:
         if what not in self._said:
             self._said.add(what)
-            log.warning("cache_dir=%r %s.", self.folder, what)
+            log.warning("cache_dir=%r %s%s.", self.folder, what, at)
 
 
 def file_hash(address: str) -> str:
     """The common prefix of the names of all copies of a file."""
-    return blake2b(address.encode(), digest_size=8).hexdigest()
+    return blake2b(os.fsencode(address), digest_size=8).hexdigest()
 
 
 def hashes_of(address: str) -> tuple[str, str]:

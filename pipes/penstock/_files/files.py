@@ -12,6 +12,7 @@ import time
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
+from penstock._files.first_look import ENOUGH, kind_of
 from penstock._files.paths import (
     address,
     address_at_source,
@@ -22,7 +23,7 @@ from penstock._files.paths import (
     kept_in,
     options_of,
 )
-from penstock._files.transfer import copy_over_http, transfer_callback
+from penstock._files.transfer import copy_over_http, headers_of, transfer_callback
 from penstock._files.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Stamp(NamedTuple):
         return self.size == other.size and (self[1:] == other[1:] or bool(self.version) != bool(other.version))
 
 
+HTTP: Final = ("http://", "https://")
 BLOCK: Final = 2**23
 """Read-ahead of a remote file in bytes, once per lane. The default of s3fs is 50 MiB."""
 
@@ -77,8 +79,8 @@ def opened_there(path: str, expected: Stamp | None) -> BinaryIO:
         # Of these, the default for HTTP drops parts of a block before they are read, and fetches them again.
         words = {"cache_type": "readahead"} if getattr(filesystem, "cache_type", None) == "bytes" else {}
         file = filesystem.open(inside, "rb", block_size=BLOCK, **words)
-    if _is_strong(path, version):
-        file.kwargs["headers"] = {**file.kwargs.get("headers", {}), "If-Match": version}
+    if path.startswith(HTTP):
+        file.kwargs["headers"] = headers_of(file, _asked_for(version))
     if not filesystem.cachable:
         file.penstock_filesystem = filesystem  # an archive is closed once nothing holds its file system
     return cast("BinaryIO", file)
@@ -121,7 +123,8 @@ def read_range(path: str, expected: Stamp, begin: int, end: int) -> bytes:
     """
     try:
         with _asking(path) as (filesystem, inside):
-            found: bytes = filesystem.cat_file(inside, begin, end)
+            words = {"headers": headers_of(filesystem, {})} if path.startswith(HTTP) else {}
+            found: bytes = filesystem.cat_file(inside, begin, end, **words)
     except Exception:
         explain(path, expected, *IN_USE)
         raise
@@ -150,9 +153,9 @@ def fetch(path: str, is_over: Callable[[], bool]) -> None:
             cache.make(*_of_copy(path, then, is_over))
 
 
-def _is_strong(path: str, version: str) -> bool:
-    """Whether an HTTP server can be asked for that version, which takes a strong ETag (RFC 9110)."""
-    return path.startswith(("http://", "https://")) and version.startswith('"')
+def _asked_for(version: str) -> dict[str, str]:
+    """The header that asks an HTTP server for that version only, which takes a strong ETag (RFC 9110)."""
+    return {"If-Match": version} if version.startswith('"') else {}
 
 
 def _is_known(path: str, then: Stamp) -> bool:
@@ -181,9 +184,8 @@ def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
         try:
             with _asking(path) as (filesystem, inside):
                 callback = transfer_callback(path, then.size, is_over)
-                if path.startswith(("http://", "https://")):
-                    version = {"If-Match": then.version} if _is_strong(path, then.version) else {}
-                    copy_over_http(filesystem, inside, to, callback, version)
+                if path.startswith(HTTP):
+                    copy_over_http(filesystem, inside, to, callback, _asked_for(then.version))
                 else:
                     filesystem.get_file(inside, to, callback=callback)
         except Exception:
@@ -215,7 +217,8 @@ def decompressed(path: str) -> BinaryIO:
     Raises:
         EOFError: On reading: the compressed data ends too early.
     """
-    return _unpacked(opened(path), path)
+    file = opened(path)
+    return _unpacked(file, path, file)
 
 
 @contextlib.contextmanager
@@ -240,7 +243,7 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
         try:
             if copy is None and not is_remote(path):
                 check_unchanged(path, then, stamp_of(path, os.fstat(raw.fileno())), *IN_USE)
-            with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
+            with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path, raw) as file:
                 yield file
         except Exception:
             if copy is None:
@@ -250,10 +253,16 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
             check_unchanged(path, then, stamp(path), *IN_USE)
 
 
-def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
+def _unpacked(file: BinaryIO, path: str, raw: Any) -> BinaryIO:
+    """The decompressed bytes of ``file``, which come from what was opened, ``raw``."""
     suffix = compression(path)
     if not suffix:
         return file
+    answer = getattr(raw, "r", None)  # of a server that sends it in one piece, perhaps to be unpacked by the client
+    if answer is not None and "Content-Encoding" in answer.headers:
+        file = io.BufferedReader(cast("io.RawIOBase", file), BUFFER)
+        if not kind_of(file.peek(ENOUGH)):
+            return file
     module, new, *bound = LIBRARIES[suffix]
     return io.BufferedReader(Unpacked(file, path, functools.partial(new, extra(module, f"{path!r}")), *bound), 2**18)
 
@@ -331,6 +340,8 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
         if status >= 500 or status in (408, 429):
             raise why from None  # fsspec reports every server problem as a missing file, but these are temporary
         hint = ". Has the signature of the URL expired?" if status in (401, 403) else ""
+        # also the client's own, about a Content-Encoding that it does not know
+        hint = f" ({getattr(why, 'message', '')})" if status == 400 else hint
         raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
 
 

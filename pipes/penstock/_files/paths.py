@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import importlib
 import itertools
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 def is_remote(path: str) -> bool:
     """Whether fsspec opens the path."""
     return "://" in path
+
+
+def _on_disk(path: str) -> str | None:
+    """Where a file, or the archive that it is in, is on a local disk; None if it is on a server."""
+    last = re.sub(r"^(file|local)://", "", path.rpartition("::")[2]) if is_remote(path) else path
+    return None if is_remote(last) else last
 
 
 def bare(path: str) -> str:
@@ -179,16 +186,14 @@ class Reach(NamedTuple):
                 f"cache_dir={folder!r} is not a folder on a local disk, where the copies must be. Pass one, such as "
                 f"'/local/disk/cache'."
             )
-        inside = os.path.join(os.path.abspath(folder), "")
-        if (
-            wrong := next(
-                (file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None
-            )
-        ) is not None:
-            raise ValueError(
-                f"{wrong} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is "
-                f"used only for copies."
-            )
+        inside, real = os.path.join(os.path.realpath(folder), ""), functools.cache(os.path.realpath)
+        for file in files:
+            on_disk = _on_disk(file)
+            if on_disk is not None and os.path.join(real(os.path.dirname(on_disk)), "").startswith(inside):
+                raise ValueError(
+                    f"{file} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is "
+                    f"used only for copies."
+                )
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
         cache = CacheFolder(
             folder,

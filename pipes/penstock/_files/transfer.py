@@ -102,8 +102,7 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
     with open(to, "wb", buffering=0) as file:
 
         async def get(begin: int) -> None:
-            headers = {**filesystem.kwargs.get("headers", {}), "Accept-Encoding": "identity", **version}
-            headers |= {"Range": f"bytes={begin}-"} if begin else {}
+            headers = headers_of(filesystem, version) | ({"Range": f"bytes={begin}-"} if begin else {})
             session = await filesystem.set_session()
             async with session.get(
                 filesystem.encode_url(url), **{**filesystem.kwargs, "headers": headers, "timeout": limits}
@@ -132,6 +131,13 @@ def copy_over_http(filesystem: Any, url: str, to: str, callback: Any, version: M
                 if not version:  # the rest might be of another one
                     _rewind(file, callback)
                 time.sleep(pause)
+
+
+def headers_of(opened: Any, version: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an HTTP request for a part of a file: those of fsspec's file or file system, and the version, if
+    the server can be asked for it. A part of what is compressed on the way would be of no use.
+    """
+    return {**opened.kwargs.get("headers", {}), "Accept-Encoding": "identity", **version}
 
 
 def _rewind(file: Any, callback: Any) -> None:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, final
 import numpy as np
 
 from penstock._errors import StateError
+from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from penstock._fetch.indices import Indices
 
 
 @final
@@ -78,6 +77,11 @@ class Address:
         """The address of an item of the index level."""
         position = tuple(item.positions.tolist()) if item.is_batch else item.positions
         return cls(item.epoch, position, _readable(item.plain()) if with_indices else None)
+
+    def items(self) -> list[Indices]:
+        """Its samples, as the index level has them, if the indices are known."""
+        values = self.indices if isinstance(self.position, tuple) else [self.indices]
+        return [Indices(self.epoch, *pair) for pair in zip(self.positions.tolist(), values, strict=True)]
 
     @property
     def positions(self) -> np.ndarray:

@@ -15,7 +15,7 @@ from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.fetch import Fetch, IdentityDataset
 from penstock._fetch.torch_collate import has_registered
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
-from penstock._loader.in_step import unseeded_length
+from penstock._loader.in_step import unseeded
 from penstock._loader.together import Asked, Shares, check_order, check_together, is_buckets
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.balance import Costs
@@ -90,7 +90,7 @@ class FromDataset(DataLoaderWords):
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        split: Literal["items", "own", "within"] | None = None,
+        split: Literal["items", "batches", "own", "within"] | None = None,
         lanes: int | None = None,
         bookmarks: str | os.PathLike[str] | None = None,
         tail: Tail | None = None,
@@ -120,14 +120,15 @@ class FromDataset(DataLoaderWords):
                 shards by itself.
             batch_sampler: Yields lists of indices; ranks get whole batches. Excludes ``batch_size`` and ``drop_last``.
             num_workers: Worker threads or processes. 0 loads in the calling thread; ``"auto"`` adjusts the number as
-                training runs.
+                training runs. An ``IterableDataset`` without ``lanes`` has workers only for your ``transform`` and
+                ``collate_fn``.
             collate_fn: Merges samples into a batch; default: ``default_collate``. Runs in the workers, but in this
                 process for a stream with two or more worker processes.
             pin_memory: Copy batches to pinned memory if there is an accelerator.
             drop_last: Drop the last batch of an epoch if it is not full.
-            timeout: Seconds to wait for a batch; 0 waits forever.
-            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, with the
-                lane's, for each copy of the dataset.
+            timeout: Seconds to wait for a batch; 0 waits forever. Does not end a read in this process.
+            worker_init_fn: Called with the worker's number as each worker process starts; with ``lanes``, and for a
+                `Stream` of an ``IterableDataset``, with the lane's, for each copy of the dataset.
             multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
             generator: Its initial seed becomes ``seed``; nothing is drawn from it.
             prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64
@@ -158,9 +159,10 @@ class FromDataset(DataLoaderWords):
             world_size: Number of ranks; pass it together with ``rank``.
             mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same
                 items.
-            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``;
-                see `Sharder`. With a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams
-                need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream
+            split: How ranks share the data. By index: ``"items"`` (default), ``"batches"``, which gives each rank whole
+                batches of the order, as Accelerate does, or, with ``batch_sampler``, ``"within"``; see `Sharder`. With
+                a sampler or batch sampler that yields the indices of this rank: ``"own"``. Streams need a choice:
+                ``"items"`` or ``"batches"`` (every rank reads everything and keeps its share), or ``"own"`` (the stream
                 splits itself); see `IterableSource`.
             lanes: For an ``IterableDataset`` that splits itself by ``torch.utils.data.get_worker_info``: the batches
                 that so many workers of a ``DataLoader`` would make, read by ``num_workers`` processes, and resumed with
@@ -236,8 +238,17 @@ class FromDataset(DataLoaderWords):
         map_fn: Callable[[Any], Any]
         if lanes is None and bookmarks is None:
             source, shares = _source_of(facts, asked, shares, bool(seed_global_rngs))
+            if facts.read == "forward" and transform is None and (on_error == "skip" or callable(on_error)):
+                raise ValueError(
+                    f"on_error={on_error!r} handles samples that are loaded one by one, but {facts.name} is read "
+                    f"forward, and a generator that raised cannot go on. Catch the error in the dataset; or do what "
+                    f"fails in transform=; or use penstock.Stream(dataset, lanes=…, epoch_size=…, on_error='skip'), "
+                    f"which goes on with the next pass of a worker."
+                )
             map_fn = _map_fn(facts, groups, batch_size, own_collate, transform)
-            facts.seed_items(seed_global_rngs)
+            facts.seed_items(seed_global_rngs, worker_init_fn)
+            if facts.sets_worker_info:
+                worker_init_fn = None  # it is called for each lane
         else:
             from penstock._loader.in_lanes import in_lanes
 
@@ -259,12 +270,22 @@ class FromDataset(DataLoaderWords):
             )  # a batch cannot be read twice, and its items are seeded as they are read
             worker_init_fn = None  # it is called for each lane
 
+        # Workers would only copy what is read here, which takes longer than to collate it. And without them nothing is
+        # read before the loop asks for it, so a live source may wait until the loop has used the last batch.
+        only_read = facts.read == "forward" and lanes is None and not runs_user_code
+        if only_read and num_workers and worker_init_fn is not None:
+            several = num_workers if isinstance(num_workers, int) else 4
+            raise ValueError(
+                f"worker_init_fn prepares worker processes, but without lanes= {facts.name} is read in this process, "
+                f"and there are none. Leave worker_init_fn out; or, for an IterableDataset that it splits or seeds, "
+                f"pass lanes={several}, the workers that a DataLoader would have."
+            )
         root, mapper = _graph_of(
-            _dealt(source, shares),
+            _dealt(source, shares, facts),
             map_fn,
             device,
             pin_memory,
-            num_workers=num_workers,
+            num_workers=0 if only_read else num_workers,
             in_order=in_order,
             method=method,
             multiprocessing_context=multiprocessing_context,
@@ -281,6 +302,7 @@ class FromDataset(DataLoaderWords):
             ray_options=ray_options,
         )
         mapper.executor.generators.leave(generator=generator)
+        index_of(source).first.has_workers |= bool(num_workers)
 
         loader: Any = cast("Any", cls)(root, infinite=infinite)
         loader._words = {
@@ -294,7 +316,7 @@ class FromDataset(DataLoaderWords):
         default_order = facts.read == "by index" and asked.given is None and order is None
         loader._built_for = facts.length if default_order else None
         if seed is None and generator is None and order is None:
-            loader._unseeded = unseeded_length(facts.length if shuffle else None, asked.given)
+            loader._unseeded = unseeded(facts.length if shuffle else None, asked.given)
         if isinstance(source, Sampler):
             source.take()
         return cast("Loader[Batch]", loader)
@@ -348,6 +370,7 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
 
 
 def _stream(facts: DatasetFacts, seed: int, split: Any, seed_global_rngs: bool) -> Node[Any]:
+    split = "items" if split == "batches" else split  # who reads what is the same
     if not isinstance(facts.dataset, Node):
         from penstock._nodes.iterable_source import IterableSource
 
@@ -385,12 +408,20 @@ def _sampled(asked: Asked, shares: Shares) -> tuple[Node[Any], Shares]:
 # From the source to the graph.
 
 
-def _dealt(source: Node[Any], shares: Shares) -> Node[Any]:
-    tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else "pad")
-    split: Literal["items", "within"] = "within" if shares.split == "within" else "items"
+def _dealt(source: Node[Any], shares: Shares, facts: DatasetFacts) -> Node[Any]:
+    split = None if shares.split == "own" else shares.split
+    if facts.is_read_in_lanes and split == "batches":
+        raise ValueError(
+            f"split='batches' would make every rank read all shards of {facts.name}. Use split='items', with which "
+            f"each rank reads its own lanes."
+        )
+    if shares.batch_size is None and split == "batches":
+        split = "items"  # each item is a batch, or a sample that is one
+    tail = shares.tail or ("drop" if index_of(source).facts.carries_over_epochs else None)
     node = Sharder(
         Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs
     )
+    node.has_no_choice = facts.is_read_in_lanes
     return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
 
 

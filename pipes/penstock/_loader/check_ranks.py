@@ -91,7 +91,9 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
         lengths["items in an epoch"] = first.left(first.start(0))
         if isinstance(first, SamplerWrapper) and (plan := _plan(loader, first, saved["state"])) is not None:
             lengths[_PLAN] = plan
-    what = {**facts.rank_settings, **lengths, **saved["settings"], **first.choices(), "state": state}
+    of_rank = dict(facts.rank_settings)
+    dealt = of_rank.pop("dealt", {})
+    what = {**of_rank, **dealt, **lengths, **saved["settings"], **first.choices(), "state": state}
     return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
 
 

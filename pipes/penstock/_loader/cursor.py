@@ -223,6 +223,21 @@ class EpochCursor:
         """Whether a loaded state or a requested epoch decides the next start."""
         return self.pending or self._requested is not None
 
+    def bound_for(self, asked: int | None) -> State:
+        """Where the next `start` leads, if an epoch is requested, or ``asked`` of an object of the user's.
+
+        Otherwise, and if that start will raise, `here`. Changes nothing.
+        """
+        requested, by_sampler = (self._requested, self._by_sampler) if asked is None else (asked, False)
+        if requested is None:
+            return self.here
+        if not self.pending:
+            return self._start(self._absolute(requested))
+        ahead, stream = requested - epoch_of(self.state), by_sampler and not self._sized
+        if ahead == 1 and (stream or self._complete):
+            return self._start(requested)
+        return self.state if ahead == 0 and (stream or not by_sampler) else self.here
+
     def start(self) -> Move:
         """Return what the graph must do. Nothing changes until `arrived` reports that it is done."""
         self._look()
@@ -254,6 +269,8 @@ class EpochCursor:
             self._stand(state, GraphPosition.HERE)
         elif self.stands is GraphPosition.BEHIND_MARKER:
             self._stand(self._start(epoch_of(self.state) + 1), GraphPosition.HERE)
+        if not resumed and requested == epoch_of(self.state):
+            self._offset = 0
         self._resumed, self._requested = resumed, None
 
     def _from_loaded(self, requested: int | None) -> Move:
@@ -298,9 +315,8 @@ class EpochCursor:
     def _absolute(self, requested: int) -> int:
         """The epoch that the caller means. A trainer may count from its own start, or use the loader's numbers."""
         now = epoch_of(self.state)
-        if requested + self._offset not in (now, now + 1) and requested in (now, now + 1):
-            self._offset = 0
-        return max(0, requested + self._offset)
+        absolute = requested + self._offset
+        return requested if absolute not in (now, now + 1) and requested in (now, now + 1) else max(0, absolute)
 
     def _look(self) -> None:
         if self._sized is None:

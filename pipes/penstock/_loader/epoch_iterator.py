@@ -8,18 +8,28 @@ the graph (`Runs.roll_back`).
 
 from __future__ import annotations
 
+import logging
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from penstock._errors import hide_internal_frames, is_own_error
+from penstock._nodes.node import epoch_of
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import OneThread
 from penstock._workers.meter import now, traced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock._loader.graph_reader import GraphReader
     from penstock._nodes.node import State
 
 T = TypeVar("T", covariant=True)
+log = logging.getLogger("penstock")
+
+
+def _nobody() -> None:
+    """A loader that was not started has no iterator. Not a lambda, because such a loader can be pickled."""
 
 
 @final
@@ -33,6 +43,8 @@ class Runs:
 
     Attributes:
         number: Number of the current run; iterators of earlier runs have ended.
+        iterator: Returns the iterator that began the last run; None if there was none, or nobody holds it any more.
+        lengths: What ``len(loader)`` has answered.
         given_up: The run that began because `Loader.end_epoch` skipped the rest of the previous one.
         turn: Lets one thread at a time read.
         unfinished: The state before the ``next`` that is running or was interrupted: the iterator, its run, and what
@@ -42,6 +54,9 @@ class Runs:
     def __init__(self, reader: GraphReader[Any]) -> None:
         self._reader = reader
         self.number = 0
+        self.iterator: Callable[[], EpochIterator[Any] | None] = _nobody
+        self.lengths: set[int] = set()
+        self._told = False  # of batches left behind
         self.given_up = -1
         self.turn = OneThread()
         self.unfinished: Any = None
@@ -50,6 +65,35 @@ class Runs:
         """End the current run; returns the number of the one that begins."""
         self.number += 1
         return self.number
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether somebody holds an iterator that is inside an epoch: between its first batch and its last one."""
+        it = self.iterator()
+        return it is not None and it._run == self.number and not it._ended and self._reader.cursor.remaining != 0
+
+    def rest(self) -> tuple[int, int, int] | None:
+        """The epoch that the loop is inside, its batches taken so far, and those left.
+
+        None unless it has taken as many as ``len(loader)`` answered, so that it seems to count by another epoch.
+        """
+        cursor = self._reader.cursor
+        if self._told or not self.lengths or not cursor.begun or not (left := cursor.remaining):
+            return None
+        epoch = epoch_of(cursor.state)
+        taken = (self._reader.positions.items(epoch, cursor.state) or 0) - left
+        return (epoch, taken, left) if taken in self.lengths else None
+
+    def tell(self, rest: tuple[int, int, int] | None) -> None:
+        """If the loop has left ``rest`` behind, and goes on with the next epoch, log that once."""
+        if rest is not None and epoch_of(self._reader.cursor.state) == rest[0] + 1:
+            self._told = True
+            log.warning(
+                "the loop took %d batches of epoch %d, as many as len(loader) gave for another epoch, and left %d "
+                "behind, because epochs of this loader differ in length. Read until the loader ends, or ask for "
+                "len(loader) in every epoch, after set_epoch. If it was meant, ignore this; it is not said again.",
+                *(rest[1], rest[0], rest[2]),
+            )
 
     @property
     def state(self) -> State:
@@ -85,7 +129,7 @@ class EpochIterator(Generic[T]):
     Its first ``next`` begins a run of the loader, and the iterator ends with that run.
     """
 
-    __slots__ = ("_ended", "_loader", "_run")
+    __slots__ = ("__weakref__", "_ended", "_loader", "_run")
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -164,6 +208,7 @@ class EpochIterator(Generic[T]):
             raise StopIteration
         if self._run is None:
             self._run = loader._start()
+            runs.iterator = weakref.ref(self)
             loader._clock.begin()
         elif runs.given_up == runs.number and self._run == runs.number - 1:
             self._ended = True

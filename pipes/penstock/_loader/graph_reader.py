@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import numpy as np
 
-from penstock._errors import ClosedError, GraphError, SourceError, StateMismatch, is_own_error
+from penstock._errors import ANEW, ClosedError, GraphError, SourceError, StateMismatch, is_own_error
 from penstock._fetch.indices import Indices, pack
 from penstock._loader.address import Address, as_lists
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
@@ -26,6 +26,7 @@ from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
 from penstock._nodes.told_epochs import ToldEpochs
+from penstock._random.orders import Forgotten
 from penstock._workers.lifetime import process
 
 if TYPE_CHECKING:
@@ -107,11 +108,10 @@ class GraphReader(Generic[T]):
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""
         if self.closed:
-            raise ClosedError("this loader was closed; build a new one.")
+            raise ClosedError(f"this loader was closed. {ANEW}")
         if self.owner is not None and os.getpid() != self.owner:
             raise ClosedError(
-                f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new "
-                f"loader here."
+                f"this loader was started in process {self.owner}, and this process is a fork of it. {ANEW}"
             )
 
     def start(self) -> None:
@@ -129,7 +129,7 @@ class GraphReader(Generic[T]):
             raise SourceError.after(failure)
         if self.notes is not None:
             self.notes.start()
-        if not cursor.is_requested and (asked := self._told.asked(cursor.answered)) is not None:
+        if (asked := self.asked()) is not None:
             cursor.request(asked)
         cursor.answered = self._told.calls()
         move, state = cursor.start(), None
@@ -142,6 +142,10 @@ class GraphReader(Generic[T]):
         if not isinstance(move, Jump) and not cursor.begun:
             self._begin_where_it_stands()
         self.commits.forget(cursor.state)
+
+    def asked(self) -> int | None:
+        """The epoch that the user has set on an object of the graph; None if one was requested of the loader, too."""
+        return None if self.cursor.is_requested else self._told.asked(self.cursor.answered)
 
     def load(self, state: State) -> None:
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
@@ -214,13 +218,13 @@ class GraphReader(Generic[T]):
                     f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before "
                     f"it."
                 )
-            skips = self.positions.first.skips
-            if self._infinite and cursor.fresh and not cursor.over_marker and not (skips and skips.ranges):
+            empty = cursor.fresh and not cursor.over_marker
+            if self._infinite and empty and not self.positions.skipped(cursor.state, root.get_state()):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding "
-                    f"one. Use a larger dataset, or tail='pad'."
+                    f"one. {self.positions.remedy(epoch)}"
                 )
-            if cursor.fresh and not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
+            if empty and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
             if self.notes is not None:
                 self.notes.ended()
@@ -238,11 +242,17 @@ class GraphReader(Generic[T]):
             StateMismatch: An address has other indices.
         """
         node: Any = self._nodes[self._index_level]
-        of_epoch: dict[int, list[np.ndarray]] = {}
+        of_epoch: dict[int, list[Address]] = {}
         for address in addresses:
-            of_epoch.setdefault(address.epoch, []).append(address.positions)
-        # Together, because an order computes many positions in the time of a few.
-        items = {epoch: node.at(epoch, np.concatenate(positions)) for epoch, positions in of_epoch.items()}
+            of_epoch.setdefault(address.epoch, []).append(address)
+        items: dict[int, Sequence[Indices]] = {}
+        for epoch, those in of_epoch.items():
+            try:  # together, because an order computes many positions in the time of a few
+                items[epoch] = node.at(epoch, np.concatenate([address.positions for address in those]))
+            except Forgotten:
+                if any(address.indices is None for address in those):
+                    raise
+                items[epoch] = [item for address in those for item in address.items()]
         begins, found = dict.fromkeys(items, 0), []
         for address in addresses:
             begin, many = begins[address.epoch], len(address.positions)

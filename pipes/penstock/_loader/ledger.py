@@ -33,6 +33,7 @@ from penstock._arguments import Shown, seconds, whole_number
 from penstock._errors import ClosedError, GraphError, StateError
 from penstock._loader.address import Address, as_runs, of_runs
 from penstock._loader.epoch_iterator import EpochIterator
+from penstock._nodes.node import is_count
 from penstock._nodes.sharder import ranks_of
 from penstock._workers.bell import Bell
 
@@ -91,6 +92,9 @@ class Ledger(Shown, Generic[T]):
         loader.locate(Address(0, ()))  # raises if it cannot
         self._loader = loader
         self._max_open = whole_number("max_open", max_open, 1)
+        settings = loader._reader.positions.facts.settings
+        # nobody can look up the samples of an epoch whose weights were replaced
+        self._may_forget = settings.get("order") == "weighted" and "groups" not in settings
         self._timeout = inf if (given := seconds("timeout", timeout)) is None else given
         self._pid = os.getpid()
         # re-entrant, because a signal handler may save the state. Never held while data is loaded.
@@ -116,7 +120,7 @@ class Ledger(Shown, Generic[T]):
             loader._runs.end()  # iterators from before read no more
 
     def _begin(self, opened: Iterable[Address], retired: Iterable[int]) -> None:
-        since = dict.fromkeys(opened, (time.monotonic(), None))
+        since = {at: (time.monotonic(), at.indices) for at in opened}
         vars(self).update(  # at once, because a signal handler may save the state
             _open=since,
             _queue=OrderedDict.fromkeys(since),
@@ -326,7 +330,7 @@ class Ledger(Shown, Generic[T]):
         with self._lock:
             for at in addresses:
                 self._check_open(at)
-            self._queue.update(dict.fromkeys(addresses))
+            self._queue.update(dict.fromkeys(map(self._with_indices, addresses)))
             self._bell.ring()
 
     def retire(self, index: int) -> None:
@@ -349,8 +353,10 @@ class Ledger(Shown, Generic[T]):
     def open(self) -> tuple[Address, ...]:
         """What is open, the oldest first. After a load, `Loader.locate` finds the indices of one not served since."""
         with self._lock:
-            opened = self._open.items()
-            return tuple(at if at.indices is not None else replace(at, indices=found) for at, (_, found) in opened)
+            return tuple(map(self._with_indices, self._open))
+
+    def _with_indices(self, at: Address) -> Address:
+        return at if at.indices is not None else replace(at, indices=self._open[at][1])
 
     def _settle(self, at: Address, how: str) -> None:
         with self._lock:
@@ -402,7 +408,7 @@ class Ledger(Shown, Generic[T]):
         under 100 KB.
         """
         with self._lock:
-            opened, retired, taking, (last, here) = [*self._open], sorted(self._retired), self._taking, self._frontier
+            opened, retired, taking, (last, here) = [*self.open], sorted(self._retired), self._taking, self._frontier
         if taking is not None and taking is not last and taking in opened:
             opened.remove(taking)  # a signal handler saves in the middle of `_take`
         opened.sort(key=_in_order)
@@ -416,6 +422,7 @@ class Ledger(Shown, Generic[T]):
             "samples": [[epoch, as_runs(positions)] for epoch, positions in samples.items()],
             "batches": [at.json() for at in opened if isinstance(at.position, tuple)],
             "retired": _packed(retired),
+            **({"indices": [at.indices for at in opened]} if self._may_forget else {}),
         }
         return {KEY: json.dumps(found, separators=(",", ":"))}
 
@@ -490,6 +497,13 @@ def _unpacked(found: Any) -> list[int]:
     return numbers
 
 
+def _checked(at: Address, indices: Any) -> Any:
+    values = indices if isinstance(at.position, tuple) else [indices]
+    if indices is not None and not (len(values) == len(at.positions) and all(map(is_count, values))):
+        raise ValueError(f"{indices!r:.80} are not the indices of {at}")
+    return indices
+
+
 def parts(state_dict: Any) -> tuple[Any, list[Address], list[int]]:
     """The loader's state, what is open, and what is retired.
 
@@ -500,12 +514,19 @@ def parts(state_dict: Any) -> tuple[Any, list[Address], list[int]]:
         return state_dict, [], []  # the loader says what is wrong, if anything
     try:
         found = json.loads(state_dict[KEY])
-        if found.keys() != {"format", "loader", "samples", "batches", "retired"} or found["format"] != _FORMAT:
+        if found.keys() - {"indices"} != {"format", "loader", "samples", "batches", "retired"} or (
+            found["format"] != _FORMAT
+        ):
             raise ValueError("it has other keys, or another format")
         opened = [Address(epoch, position) for epoch, runs in found["samples"] for position in of_runs(runs)]
         opened += map(Address.from_json, found["batches"])
         if len({*opened}) < len(opened):
             raise ValueError("a position is open twice")
-        return found["loader"], sorted(opened, key=_in_order), _unpacked(found["retired"])
+        opened.sort(key=_in_order)
+        if "indices" in found:
+            opened = [
+                replace(at, indices=_checked(at, indices)) for at, indices in zip(opened, found["indices"], strict=True)
+            ]
+        return found["loader"], opened, _unpacked(found["retired"])
     except (ValueError, TypeError, AttributeError, RecursionError, zlib.error) as exc:
         raise StateError(f"this state of a Ledger is damaged: {exc}") from None

@@ -13,18 +13,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._arguments import LONGEST_S, seconds
+from penstock._arguments import LONGEST_S, seconds, whole_number
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._loader.address import Address
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
-from penstock._loader.in_step import warn_if_in_step
+from penstock._loader.in_step import say_if_anew, warn_if_in_step
 from penstock._loader.positions import Positions
 from penstock._loader.run_changes import RunChanges
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
@@ -34,6 +35,7 @@ from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node, epoch_of
 from penstock._nodes.sharder import ranks_of, warn_if_all_read_everything
 from penstock._observe.loop_clock import LoopClock
+from penstock._workers.lane_info import LaneInfo
 from penstock._workers.lifetime import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Loader(FromDataset, Generic[T]):
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
         self._changes = RunChanges(self._reader)
-        self._unseeded: int | None = None  # number of items shuffled with the default seed
+        self._unseeded: tuple[int, str] | None = None  # items shuffled with the default seed, and where it was built
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
     # Iterating.
@@ -133,7 +135,7 @@ class Loader(FromDataset, Generic[T]):
         return EpochIterator(self)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on this rank.
+        """Batches in the whole of `epoch` on this rank. With `Packs` or `Buckets`, epochs differ.
 
         For a stream this comes from its ``__len__``, and does not affect delivery.
 
@@ -142,11 +144,32 @@ class Loader(FromDataset, Generic[T]):
         """
         batches = self._length()
         if batches is None:
-            raise TypeError(
-                "this loader has no length: "
-                + ("it is infinite." if self._infinite else "its source does not know how many items an epoch has.")
-            ) from self._reader.positions.unsized()
+            raise TypeError(f"this loader has no length: {self._why_unsized}") from self._reader.positions.unsized()
+        self._runs.lengths.add(batches)
         return batches
+
+    def count_batches(self, epochs: int | Iterable[int]) -> int:
+        """Batches on this rank in several epochs together, for a schedule: ``len(loader) * epochs`` is wrong if epochs
+        differ in length, as with `Packs`. Moves nothing, and does not depend on the position.
+
+        Args:
+            epochs: How many epochs, from epoch 0 on; or which, such as ``range(2, 5)``.
+
+        Raises:
+            TypeError: The number is unknown, or the loader is infinite. The length that a stream only claims does not
+                count.
+        """
+        numbers = epochs if isinstance(epochs, Iterable) else range(whole_number("epochs", epochs, 0))
+        counts = [self._batches(check_epoch(epoch)) for epoch in numbers]
+        if self._infinite or None in counts:
+            raise TypeError(
+                f"the batches of this loader cannot be counted in advance: {self._why_unsized}"
+            ) from self._reader.positions.unsized()
+        return sum(filter(None, counts))
+
+    @property
+    def _why_unsized(self) -> str:
+        return "it is infinite." if self._infinite else "its source does not know how many items an epoch has."
 
     def __bool__(self) -> bool:
         return True
@@ -162,7 +185,7 @@ class Loader(FromDataset, Generic[T]):
     def __copy__(self) -> NoReturn:
         raise TypeError(
             "a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new "
-            "one."
+            "one, with another seed= if its order and random numbers are to differ."
         )
 
     @property
@@ -172,6 +195,9 @@ class Loader(FromDataset, Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iterator start at ``epoch``. Takes effect when that iterator starts.
+
+        Until then only `epoch`, ``len``, `position`, `remaining` and `is_last` answer for that start, and not even they
+        while an iterator is inside an epoch. `state_dict` does not change.
 
         If the loader is already at the start of ``epoch``, as it is after the previous epoch, no batch in flight is
         dropped. A loaded state inside ``epoch`` resumes there; a loaded state that has completed ``epoch`` yields its
@@ -220,26 +246,29 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._check_alone()
         self._runs.roll_back()
+        rest = self._runs.rest()
         if self._reader.cursor.end_epoch():
             self._runs.given_up = self._runs.end()
+        self._runs.tell(rest)
         self._reader.commits.forget(self._reader.cursor.state)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last delivered batch; once the loop saw its end, and after a load or a jump, the epoch of
-        the next batch.
+        """The epoch of the last delivered batch; once the loop saw its end, and after a load, a jump or `set_epoch`,
+        that of the next batch.
         """
-        return epoch_of(self._reader.cursor.here)
+        return epoch_of(self._here)
 
     @property
     def remaining(self) -> int | None:
         """Batches left in this epoch after the last delivered one; None if unknown."""
-        return self._reader.cursor.remaining
+        here, cursor = self._here, self._reader.cursor
+        return cursor.remaining if here == cursor.here else self._reader.positions.remaining(here)
 
     @property
     def position(self) -> int | None:
         """Batches of this epoch up to the last delivered one: ``len(loader) - loader.remaining``; None if unknown."""
-        batches, remaining = self._batches(), self.remaining
+        batches, remaining = self._batches(self.epoch), self.remaining
         return None if batches is None or remaining is None else batches - remaining
 
     @property
@@ -336,7 +365,9 @@ class Loader(FromDataset, Generic[T]):
             )
         state = self._runs.state if here is None else here
         try:
-            whole = {"format": FORMAT, "settings": self._settings_at(state), "state": state, **self._changes.saved()}
+            endless = {"infinite": True} if self._infinite else {}
+            settings = self._settings_at(state)
+            whole = {"format": FORMAT, **endless, "settings": settings, "state": state, **self._changes.saved()}
             return {KEY: json.dumps(whole, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
@@ -387,6 +418,13 @@ class Loader(FromDataset, Generic[T]):
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()
+        if state.get("infinite") and not self._infinite and self._reader.cursor.begun:
+            left = "batches" if self.remaining is None else f"{self.remaining} batches"
+            log.warning(
+                f"this state was saved by a loader with infinite=True, in epoch {epoch_of(inner)}. This one has "
+                f"epochs, so its next loop has only the {left} that are left of that epoch. To go on without end, pass "
+                f"infinite=True."
+            )
 
     def _check_alone(self) -> None:
         if self.saved_by is not None:
@@ -524,7 +562,15 @@ class Loader(FromDataset, Generic[T]):
     @property
     def _is_inside(self) -> bool:
         """Whether the loader is in the middle of an epoch."""
-        return not self._reader.closed and self._reader.cursor.begun and self.remaining != 0
+        return not self._reader.closed and self._reader.cursor.begun and self._reader.cursor.remaining != 0
+
+    @property
+    def _here(self) -> Any:
+        """The position that the loader's numbers are about: where the next iterator starts, if an epoch was requested
+        for it, and otherwise the cursor's.
+        """
+        cursor = self._reader.cursor
+        return cursor.here if self._runs.is_inside else cursor.bound_for(self._reader.asked())
 
     def _start(self) -> int:
         """Move to where a new iterator starts. Returns the number of its run."""
@@ -533,6 +579,12 @@ class Loader(FromDataset, Generic[T]):
         if worker is not None and isinstance(worker.dataset, IterableDataset):
             rank, world_size = ranks_of(self.root)
             if world_size % worker.num_workers or rank % worker.num_workers != worker.id:
+                if isinstance(worker, LaneInfo):
+                    raise GraphError(
+                        f"this loader is read in each of the {worker.num_workers} lanes of another one, so each would "
+                        f"deliver every batch. Build it in __iter__, with rank=info.id and "
+                        f"world_size=info.num_workers, where info = torch.utils.data.get_worker_info()."
+                    )
                 raise GraphError(
                     f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver "
                     f"every batch. A Loader replaces the DataLoader: iterate over it directly, and pass num_workers to "
@@ -541,9 +593,12 @@ class Loader(FromDataset, Generic[T]):
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
             warn_if_in_step(self)
+            say_if_anew(self)
         if not self._runs.number:
             warn_if_all_read_everything(self.root)
+        rest = self._runs.rest()
         self._reader.start()
+        self._runs.tell(rest)
         return self._runs.end()
 
     def _length(self) -> int | None:
@@ -553,18 +608,19 @@ class Loader(FromDataset, Generic[T]):
         """
         if self._infinite:
             return None
-        reader, epoch = self._reader, self.epoch
+        reader, here = self._reader, self._here
+        epoch, begun = epoch_of(here), reader.cursor.begun and here == reader.cursor.here
         # a trainer counts by it, even if a plan has shown by now that it is wrong
-        if reader.cursor.begun and self._said[0] == epoch:
+        if begun and self._said[0] == epoch:
             return self._said[1]
-        claimed = None if reader.cursor.begun else reader.positions.claimed(epoch)
-        batches = self._batches() if claimed is None else claimed
+        claimed = None if begun else reader.positions.claimed(epoch)
+        batches = self._batches(epoch) if claimed is None else claimed
         self._said = epoch, reader.positions.claimed(epoch) if batches is None else batches
         return self._said[1]
 
-    def _batches(self) -> int | None:
-        """Batches in the whole current epoch; the number may change from epoch to epoch."""
-        return self._reader.positions.remaining(self._reader.positions.start_of(self.epoch, self._reader.cursor.state))
+    def _batches(self, epoch: int) -> int | None:
+        """Batches in the whole of ``epoch``; the number may differ between epochs."""
+        return self._reader.positions.items(epoch, self._reader.cursor.state)
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
         """The settings that ``state`` depends on. Later stages of a mix may still change."""
@@ -582,5 +638,6 @@ class Loader(FromDataset, Generic[T]):
             raise GraphError(
                 f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has "
                 f"{items} now, but the order of an epoch was made for {self._built_for}. Build a new loader once the "
-                f"dataset is complete, or after each change of its length."
+                f"dataset is complete, or after each change of its length, and call its set_epoch or pass another "
+                f"seed=: otherwise it begins with epoch 0 again, with the same random numbers."
             )

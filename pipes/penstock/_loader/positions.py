@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import GraphError
 from penstock._fetch.dataset_facts import measured
@@ -11,9 +11,18 @@ from penstock._loader.state_dict import epoch_in
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import IndexNode, items_in, left_at, source_of
 from penstock._nodes.node import place_of, seeds_of
+from penstock._nodes.sharder import ranks_of
 
 if TYPE_CHECKING:
     from penstock._nodes.node import Node, State
+
+_WAYS: Final = (
+    ("drop_last", True, "leave drop_last=True out"),
+    ("full", True, "leave drop_last=True of Buckets out"),
+    ("short", "drop", "give Buckets another short="),
+    ("tail", "drop", "pass tail='pad' (with groups or a stream: use fewer ranks)"),
+)
+"""What may leave nothing of an epoch: the name and value of a setting, and what to do."""
 
 
 @final
@@ -52,6 +61,10 @@ class Positions:
             )
         return state
 
+    def items(self, epoch: int, after: State) -> int | None:
+        """Items in the whole of ``epoch``; None if unknown."""
+        return self.remaining(self.start_of(epoch, after))
+
     def end_of(self, epoch: int) -> State:
         """The state in which only the marker of ``epoch`` is left."""
         return {"epoch": epoch, "source": None}
@@ -68,6 +81,22 @@ class Positions:
     def claimed(self, epoch: int) -> int | None:
         """Items in ``epoch`` according to the source; None if it does not say."""
         return items_in(self._root, epoch)
+
+    def skipped(self, before: State, after: State) -> bool:
+        """Whether samples between two places are passed over by ``skip``."""
+        first: Any = self.first
+        if first.skips is None or not first.skips.ranges:
+            return False
+        begin, end = (first.passed((place_of(state) or (0, None))[1]) for state in (before, after))
+        return bool(first.skips.touch(begin, end))
+
+    def remedy(self, epoch: int) -> str:
+        """What to do about ``epoch``, which yields nothing on this rank."""
+        said, alone = self.facts.settings | self.facts.rank_settings, ranks_of(self._root)[1] == 1
+        ways = [way for name, value, way in _WAYS if said.get(name) == value and not (name == "tail" and alone)]
+        if not ways or (said.get("short") != "drop" and self.first.left(self.first.start(epoch)) == 0):
+            return "Its dataset or its sampler is empty: check the path, and what filters it."
+        return f"Use more samples, or {' and '.join(ways)}."
 
     def settings(self) -> dict[str, Any]:
         """What must be the same when a state is loaded."""

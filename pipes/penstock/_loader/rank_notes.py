@@ -31,7 +31,7 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from penstock._errors import StateMismatch
 from penstock._fetch.dataset_facts import length
@@ -111,8 +111,8 @@ class RankNotes:
     def __init__(self, positions: Positions, sharder: Sharder[Any]) -> None:
         self._positions = positions
         self._sharder = sharder
-        self._place = _place_in_the_code()
-        self._closed = False
+        self._place = place_in_the_code()
+        self._closed = self._given_up = False
         self._pool: ThreadPool | None = None
         self._clerk: Clerk | None = None
         self._asked = 0.0  # when the last question was asked
@@ -158,8 +158,8 @@ class RankNotes:
         """
         if self._entered is not None:
             self._compare(last=True)
-            self._entered = None
         self._raise()
+        self._entered = None
 
     def close(self) -> None:
         """End the thread. If the store does not answer, the thread is abandoned."""
@@ -178,6 +178,8 @@ class RankNotes:
     def _raise(self) -> None:
         if self._clerk is not None and self._clerk.fault is not None:
             fault, self._clerk.fault = self._clerk.fault, None
+            if not self._is_comparable():
+                return
             name, (one, other) = _name_of(self._positions.first), fault["ranks"]
             raise StateMismatch(
                 (
@@ -187,11 +189,25 @@ class RankNotes:
                 + dealt_twice(self._positions.first)
             )
 
+    def _is_comparable(self) -> bool:
+        """Whether this rank's own data, begun a second time, is the same. Otherwise it is not compared from now on."""
+        first, place = self._positions.first, cast("Any", self._entered and self._entered[1])
+        try:
+            began = () if place is None else first.note(place)
+            self._given_up = not agree(began, began and first.note(place, again=True))
+            why = "gives other items when it is begun again"
+        except Exception as exc:
+            self._given_up, why = True, f"cannot be begun again ({type(exc).__name__}: {exc})"
+        if self._given_up:
+            log.info("%s %s, so it is not compared with that of other ranks.", _name_of(first), why)
+        return not self._given_up
+
     def _compare(self, *, last: bool = False) -> None:
         """Send this epoch's note, once there is one; after that, look for an alarm."""
         try:
             members = self._sharder.members()
-            if len(members) > 1 and self._entered is not None and self._is_free(wait=last or self._name is None):
+            free = not self._given_up and self._is_free(wait=last or self._name is None)
+            if len(members) > 1 and self._entered is not None and free:
                 epoch, place = self._entered
                 board = Board.of_group()
                 if board is None or board.dead:
@@ -254,7 +270,7 @@ def _digest(*what: Any) -> str:
     return "penstock/" + hashlib.blake2s(repr(what).encode(), digest_size=16).hexdigest()
 
 
-def _place_in_the_code() -> str:
+def place_in_the_code() -> str:
     """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which
     may differ between hosts.
     """

@@ -38,13 +38,13 @@ class RunChanges:
     def __init__(self, reader: GraphReader[Any]) -> None:
         self._reader = reader
         self._first: Any = reader.positions.first
-        self._saved: dict[str, Any] | None = None  # until the next change
+        self._saved: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # what there was, and its entry
 
     def saved(self) -> dict[str, Any]:
         """The entry of a state; empty without changes."""
-        if self._saved is None:
-            self._saved = packed(self._first.changes())
-        return self._saved
+        if (now := self._first.changes()) != self._saved[0]:  # an order may be changed without this object
+            self._saved = now, packed(now)
+        return self._saved[1]
 
     def of(self, state: dict[str, Any]) -> dict[str, Any]:
         """The changes of the run that saved ``state``, which is parsed.
@@ -94,8 +94,6 @@ class RunChanges:
             except BaseException:
                 self._first.adopt(before)
                 raise
-            finally:
-                self._saved = None
 
     def told(self, state: Any) -> str:
         """Where a state is that does not fit, for the message; it is not checked."""
@@ -127,7 +125,7 @@ class RunChanges:
                     f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in "
                     f"progress. Use at={planned} or later, or leave it out."
                 )
-            before, self._saved = first.changes(), None
+            before = first.changes()
             stages = [pair for pair in before.get("stages", []) if pair[0] < start]
             first.adopt({**before, "stages": [*stages, (start, as_json(weights))]})
         return start
@@ -196,7 +194,9 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
             f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot "
             f"be skipped. Take an older state."
         )
-    return {**state, **packed({**changes, "skip": Skips([*changes.get("skip", []), *ranges]).ranges})}
+    run = settings.get("run", 1)
+    skips = Skips([*changes.get("skip", []), *ranges], run if is_count(run) and run else 1)
+    return {**state, **packed({**changes, "skip": skips.ranges})}
 
 
 def changes_in(state: dict[str, Any]) -> dict[str, Any]:

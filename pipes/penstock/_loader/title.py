@@ -32,7 +32,7 @@ def _where(loader: Any) -> str:
         positions = reader.positions
         cursor = vars(reader.cursor) if unfinished is None else unfinished[2]
         if unfinished is None:
-            epoch, left, whole = loader.epoch, loader.remaining, loader._batches()
+            epoch, left, whole = loader.epoch, loader.remaining, loader._batches(loader.epoch)
         else:
             state = cursor["state"]
             epoch, whole = epoch_of(state), positions.remaining(positions.start_of(epoch_of(state), state))

@@ -45,7 +45,7 @@ class Shares(NamedTuple):
     rank: int | None
     world_size: int | None
     mesh: Any
-    split: Literal["items", "own", "within"] | None
+    split: Literal["items", "batches", "own", "within"] | None
     tail: Tail | None
     costs: Costs | None = None
 
@@ -58,8 +58,8 @@ def check_together(facts: DatasetFacts, asked: Asked, shares: Shares) -> None:
         TypeError: The dataset can be read neither by index nor forward.
     """
     batch_size, drop_last, split, tail = shares.batch_size, shares.drop_last, shares.split, shares.tail
-    if split not in (None, "items", "own", "within"):
-        raise ValueError(f"split={split!r} must be 'items', 'own' or 'within'.")
+    if split not in (None, "items", "batches", "own", "within"):
+        raise ValueError(f"split={split!r} must be 'items', 'batches', 'own' or 'within'.")
     batch_sampler, infinite = asked.batch_sampler is not None, asked.infinite
     orders = {
         "shuffle=True": asked.shuffle,
@@ -214,8 +214,8 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
     if (
         decides := "a batch sampler"
         if asked.batch_sampler is not None
-        else "split='own'"
-        if shares.split == "own"
+        else f"split={shares.split!r}"
+        if shares.split in ("own", "batches")
         else None
     ) is not None:
         raise ValueError(

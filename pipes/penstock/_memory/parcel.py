@@ -108,11 +108,11 @@ class Parcel:
             if length and 0 <= address - begin <= nbytes - length:
                 self._places.append(address - begin)
                 continue
-            place = aligned(end)
+            offset = aligned(end)
             if length and address > 0:
-                place = placed.setdefault((address, length), place)
-            self._places.append(place)
-            end = max(end, place + length)
+                offset = placed.setdefault((address, length), offset)
+            self._places.append(offset)
+            end = max(end, offset + length)
         return end
 
     def write(self, memory: memoryview, start: int = 0) -> None:
@@ -253,7 +253,8 @@ def _readable(part: Any) -> Any:
     if type(part) is tuple:
         return tuple(map(_readable, part))
     if isinstance(part, torch.UntypedStorage):
-        return torch.storage.TypedStorage(wrap_storage=part, dtype=torch.uint8, _internal=True)  # type: ignore[no-untyped-call]
+        typed: Any = torch.storage.TypedStorage
+        return typed(wrap_storage=part, dtype=torch.uint8, _internal=True)
     return _rebuilt if part is torch._utils._rebuild_tensor_v3 else part
 
 

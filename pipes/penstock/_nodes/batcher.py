@@ -34,7 +34,7 @@ class Batcher(IndexNode[Any]):
         drop_last: Drop the last batch of an epoch if it is not full.
 
     Raises:
-        ValueError: ``batch_size`` is not a whole number of at least 1.
+        ValueError: ``batch_size`` is not a whole number of at least 1, or a `Ramp` that cuts the runs of a `Mix`.
         GraphError: It is a `Ramp`, and the source does not count the samples since the start of training.
     """
 
@@ -51,12 +51,14 @@ class Batcher(IndexNode[Any]):
         super().__init__(
             source, settings={"batches_of": "samples"}, rank_settings={"batch_size": sizes, "drop_last": drop_last}
         )
-        if self.ramp is not None and self.first.skips is None:
-            raise GraphError(
-                f"batch_size={self.ramp} counts the samples since the start of training, but "
-                f"{type(self.first).__name__} does not. Use a dataset with an order."
-            )
-        if drop_last and self.facts.rank_settings.get("tail") == "exact":
+        if self.ramp is not None:
+            if self.first.skips is None:
+                raise GraphError(
+                    f"batch_size={self.ramp} counts the samples since the start of training, but "
+                    f"{type(self.first).__name__} does not. Use a dataset with an order."
+                )
+            self.ramp.check(self.first.skips.run)
+        if drop_last and self.facts.rank_settings.get("dealt", {}).get("tail") == "exact":
             raise ValueError(
                 "drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two."
             )
@@ -74,7 +76,7 @@ class Batcher(IndexNode[Any]):
         source = (place_of(place) or (0, None))[1]
         if self.ramp is None or source is None:
             return super().left(place)
-        (rank, world_size), tail = ranks_of(self), self.facts.rank_settings.get("tail", "drop")
+        (rank, world_size), tail = ranks_of(self), self.facts.rank_settings.get("dealt", {}).get("tail", "drop")
         first: Any = self.first
         left, number, batches_left = first.left(source), first.skips.kept(first.passed(source)), 0
         while left:

@@ -22,7 +22,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._errors import ClosedError, SampleError, is_own_error
+from penstock._errors import ANEW, ClosedError, SampleError, is_own_error
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import PartialBatch, annotate
 from penstock._fetch.fetch import Fetch
@@ -145,7 +145,7 @@ class Executor:
             world_size: Number of ranks.
         """
         if self._closed and self.num_workers:
-            raise ClosedError("these workers have ended; build a new loader.")
+            raise ClosedError(f"these workers have ended. {ANEW}")
         if self._stale:
             if self._pool is not None:
                 self._pool.shutdown()

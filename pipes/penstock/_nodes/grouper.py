@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from penstock._errors import ClosedError, GraphError, StateError
+from penstock._errors import ANEW, ClosedError, GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackIndex
 from penstock._nodes.index_node import Facts, FirstNode
@@ -264,7 +264,7 @@ def _counted(
         if epoch in counts:
             return counts[epoch]
         if counter is not None and counter.closed:
-            raise ClosedError("this loader was closed; build a new one.")
+            raise ClosedError(f"this loader was closed. {ANEW}")
         count += len(_plan(groups, order.indices(epoch, _positions(begin, groups, order))))
     counts[epoch] = count
     return count

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from penstock._nodes.index_node import Facts, FirstNode
-from penstock._nodes.node import State, fields
+from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.sampler import Sampler
 from penstock._random.growth import WHY, Growth, Parts
 from penstock._random.orders import SequentialOrder, ShuffledOrder
@@ -89,14 +89,16 @@ class GrowingSampler(FirstNode["Indices"]):
     def choices(self) -> dict[str, Any]:
         return self.growth.choices()
 
-    def note(self, place: State) -> tuple[int, ...]:
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
         return self.growth.marks()
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
         length, ends = settings.get("length"), self._parts.ends
-        found = (
-            [] if not isinstance(length, int) else [length] if ends is None else np.flatnonzero(ends == length).tolist()
-        )
+        if not is_count(length):
+            return {}
+        if ends is None:
+            return {"grow": [[0, length]]}
+        found = np.flatnonzero(ends == length).tolist()
         return (
             {"grow": [[0, max(found, key=lambda parts: self._settings(parts).get("counts") == settings.get("counts"))]]}
             if found

@@ -243,10 +243,11 @@ class FirstNode(IndexNode[T]):
         """Items in ``epoch``, if known or claimed by the source; for ``len(loader)`` only."""
         return self.left(self.start(epoch))
 
-    def note(self, place: State) -> tuple[int, ...]:
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
         """Checksums of what is read from ``place`` on.
 
-        Two ranks read the same if they share one. Empty if there is nothing to compare, or not yet.
+        Two ranks read the same if they share one. Empty if there is nothing to compare, or not yet. With ``again``,
+        data that may be another one each time is begun once more.
 
         Asked only about a place where reading began, after something was read. Thread-safe; see `RankNotes`.
         """

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch, first_time
-from penstock._fetch.dataset_facts import DatasetFacts, length
+from penstock._fetch.dataset_copies import DatasetCopies
+from penstock._fetch.dataset_facts import DatasetFacts, length, loses_buffer
 from penstock._fetch.encoding import decoded, encoded
-from penstock._fetch.first_items import FirstItems
+from penstock._fetch.first_items import MOST, FirstItems
 from penstock._fetch.indices import Indices
-from penstock._memory.reused import OwnMemory
+from penstock._fetch.reused import OwnMemory
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader
@@ -294,12 +295,27 @@ class IterableSource(FirstNode[Indices]):
             self._stands = None  # at the first read, because moving to a start may read earlier epochs
         return place
 
-    def note(self, place: State) -> tuple[int, ...]:
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
+        if again:
+            copy = IterableSource(
+                DatasetCopies(self.iterable)(),
+                split=self.split,
+                seed=self._seed,
+                seed_global_rngs=self.seed_global_rngs,
+            )
+            copy._pristine, copy._follows = self._pristine, None
+            copy.compared, copy._may_ask = True, False
+            try:
+                copy.read(place, MOST)
+                return copy.note(place)
+            finally:
+                copy.shutdown()
         first = self._firsts.get((place["epoch"], place["position"]))
         return () if first is None else first.marks
 
     def shutdown(self) -> None:
-        self._reader.shutdown()
+        with self._rng.kept():  # a generator may end here
+            self._reader.shutdown()
 
     @contextlib.contextmanager
     def _asks(self) -> Iterator[None]:
@@ -337,6 +353,12 @@ class IterableSource(FirstNode[Indices]):
             if not self._pristine:
                 self._rng.seed(0, START)
                 pristine = self._state_of(self._reader.pristine())
+                if loses_buffer(self.iterable) and first_time("buffer", type(self.iterable)):
+                    log.warning(
+                        "%s shuffles with a buffer, which its state_dict leaves out, so a resumed run gets other items "
+                        "than this one. Pass lanes= to Loader.from_dataset, which resumes it exactly, with any number.",
+                        type(self.iterable).__name__,
+                    )
                 self._used, again = _Used.of(self.iterable, pristine, is_node=self._reader.IS_NODE)
                 self._pristine = [self._used.pristine]
                 if again:

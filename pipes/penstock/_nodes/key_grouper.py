@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._errors import ClosedError, GraphError, Once, StateError
+from penstock._errors import ANEW, ClosedError, GraphError, Once, StateError
 from penstock._fetch.indices import Indices
 from penstock._nodes.balance import dealt, together
 from penstock._nodes.index_node import MOST_RANKS, Facts, FirstNode
@@ -231,7 +231,7 @@ class _Planner:
 
     def _part(self, epoch: int, begin: int, end: int) -> Int64s:
         if self.closed:
-            raise ClosedError("this loader was closed; build a new one.")
+            raise ClosedError(f"this loader was closed. {ANEW}")
         indices = self._order.indices(epoch, np.arange(begin, end))
         if int(indices.max()) >= len(self._keys):
             raise GraphError(

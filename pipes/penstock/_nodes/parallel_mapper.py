@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, final
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
@@ -35,6 +35,7 @@ from penstock._random.orders import checked_seed
 from penstock._workers.meter import now, traced
 from penstock._workers.pool import IDLE, Job
 from penstock._workers.reader_thread import reads_ahead
+from penstock._workers.slow_read import SlowRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -171,6 +172,8 @@ class ParallelMapper(Node[T]):
         }
         self._shared = SharedValues(roots, "iterable" if first.watched else None)
         self._shared_changed = False
+        self._forward = hasattr(first, "iterable")
+        self._slow_read: SlowRead | None = None  # made at the first read ahead of such a source
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
         self._once = Once()
@@ -327,6 +330,8 @@ class ParallelMapper(Node[T]):
         self.source.interrupt()
 
     def shutdown(self) -> None:
+        if self._slow_read is not None:
+            self._slow_read.end()
         self.executor.shutdown()
         self._window.restart(self._window.base, self._window.ahead)
         self.source.shutdown()
@@ -369,6 +374,9 @@ class ParallelMapper(Node[T]):
             self._go_to(window.place)
             try:
                 values = shared.read() if shared.at_marker and (self.num_workers or reads_ahead()) else None
+                if self._forward and window.under_way:
+                    self._slow_read = self._slow_read or SlowRead(_SLOW)
+                    self._slow_read.since = now()
                 began = now()
                 item: Any = source.next()
                 ended = now()
@@ -392,6 +400,9 @@ class ParallelMapper(Node[T]):
                     raise  # from a signal handler: there is no entry, so `_go_to` has the item read again
                 place = source.get_state()
                 entry = Entry(exc, None, place)
+            finally:
+                if self._slow_read is not None:
+                    self._slow_read.since = 0
             self._at = place
             window.push(entry)
 
@@ -514,6 +525,11 @@ class Mapper(ParallelMapper[T]):
 
 
 _HELD = object()
+_SLOW: Final = (
+    "the next items have not come for 10 s, and batches read before them wait, because workers need several ahead. If "
+    "the source waits for what your loop does with those batches, as a queue may that the loop fills, this never ends: "
+    "pass num_workers=0, and nothing is read ahead. timeout= does not end the wait for a source."
+)
 _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from
 files.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, final
 
-from penstock._errors import ClosedError
+from penstock._errors import ANEW, ClosedError
 from penstock._memory.modes import neutral_modes
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class PlanSource(Generic[P]):
             self._pool.start()
         if self._closed:
             self._pool.shutdown()
-            raise ClosedError("this loader was closed; build a new one.")
+            raise ClosedError(f"this loader was closed. {ANEW}")
         if self._ordered is None or self._ordered[:2] != (planner, request):
             self._ordered = planner, request, self._pool.submit(Planning(planner, request))
 

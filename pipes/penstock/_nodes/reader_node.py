@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._arguments import seconds, whole_number
-from penstock._errors import ClosedError
+from penstock._errors import ANEW, ClosedError
 from penstock._nodes.node import Node, State, is_marker
 from penstock._workers.reader_thread import ReaderThread
 
@@ -61,7 +61,7 @@ class ReaderNode(Node[T]):
         super(Node, self).reset(initial_state)
         if self._threaded and self._pump is None:
             if self._closed:
-                raise ClosedError(f"{self._name} has ended; build a new loader.")
+                raise ClosedError(f"{self._name} has ended. {ANEW}")
             self._pump = ReaderThread(
                 self.source,
                 self._depth,

@@ -19,6 +19,7 @@ from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.epoch_calls import tell_epoch
+from penstock._fetch.error_policy import stopped_early
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
 
@@ -115,7 +116,7 @@ class IterableReader:
         if state is not None:
             self._iterable.load_state_dict(state)
         self._tell(epoch)
-        self._iterator = iter(self._iterable)
+        self._open()
 
     def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         self._tell(epoch)
@@ -125,7 +126,7 @@ class IterableReader:
         if ended and (self.told or not self.stateful or state is None):  # the next pass needs only its own start
             self._iterator = iter(())
             return True
-        self._iterator = iter(self._iterable)
+        self._open()
         # its __iter__ restarted and lost the state: load it once more
         if state is not None and not self._stands_at(saved):
             (self._iterator if is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
@@ -158,7 +159,13 @@ class IterableReader:
         )
 
     def shutdown(self) -> None:
-        pass
+        self._iterator = iter(())  # so that a generator ends now, with its `finally`
+
+    def _open(self) -> None:
+        try:
+            self._iterator = iter(self._iterable)
+        except StopIteration as exc:
+            raise stopped_early(self._iterable) from exc
 
     def _tell(self, epoch: int) -> None:
         if self.told:

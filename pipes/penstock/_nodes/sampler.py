@@ -59,7 +59,7 @@ class Sampler(FirstNode[Indices]):
             )
         self.order = order
         self._n = len(order)
-        self.skips = self._given = Skips(skip)
+        self.skips = self._given = Skips(skip, order.run if isinstance(order, PlainOrder) else 1)
         self._adopted: list[Any] = []  # ranges to skip that a state has brought
         self.grain = order.grain if isinstance(order, PlainOrder) else 0
         self._block: int = getattr(order, "read_ahead", BLOCK)
@@ -188,7 +188,8 @@ class Sampler(FirstNode[Indices]):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         ranges = [list(pair) for pair in changes.get("skip", ())]
-        skips = Skips([*self._given.ranges, *(pair for pair in ranges if pair not in self._given.ranges)])
+        more = (pair for pair in ranges if pair not in self._given.ranges)
+        skips = Skips([*self._given.ranges, *more], self._given.run)
         of_order = {name: value for name, value in changes.items() if name != "skip"}
         if isinstance(self.order, PlainOrder):
             self.order.adopt(of_order)
@@ -226,7 +227,7 @@ class Sampler(FirstNode[Indices]):
             if order.state is not self._read_as:
                 raise GraphError(
                     "the order was updated, but groups are planned ahead by the weights that it was built with. Build "
-                    "a new loader."
+                    "a new loader, and call its set_epoch."
                 )
 
     def passed(self, place: State) -> int:
@@ -280,8 +281,8 @@ class Sampler(FirstNode[Indices]):
     def has_notes(self) -> bool:
         return self._marks is not None
 
-    def note(self, place: State) -> tuple[int, ...]:
-        return () if self._marks is None else self._marks()
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
+        return () if self._marks is None else self._marks(again=True) if again else self._marks()
 
     def take(self) -> None:
         """See `PlainOrder.take`."""

@@ -265,7 +265,7 @@ class SamplerWrapper(FirstNode[Any]):
         with neutral_modes():
             return None if planner is None else planner(self._request(state)).said
 
-    def note(self, place: State) -> tuple[int, ...]:
+    def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
         held = self._held
         if held is None or not _read_alike(held[1].values):
             return ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final, get_args
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from penstock._nodes.balance import Costs, DealtTo, dealt, together
 from penstock._nodes.index_node import IndexNode, index_of
 from penstock._nodes.node import as_node, epoch_of, fields, place_of
 from penstock._nodes.ranks import Ranks
-from penstock._nodes.tails import Tail, check_tail, repeats, share
+from penstock._nodes.tails import Tail, check_tail, part, repeats, share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", covariant=True)
+Split = Literal["items", "batches", "within"]
 log = logging.getLogger("penstock")
 
 
@@ -50,11 +52,14 @@ class Sharder(IndexNode[T]):
         world_size: The number of ranks that share the sequence.
         mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same
             items.
-        split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod
-            world_size.
+        split: ``"items"`` deals single items, like cards: item k goes to rank k mod world_size. ``"batches"`` deals
+            whole batches: of ``world_size * n`` items, where ``n`` is the size of one read (a batch, if a `Batcher` is
+            downstream), each rank gets ``n`` in a row. The same batches of all ranks hold the same items, so states do
+            not differ. ``"within"`` deals the places of each batch, place j to rank j mod world_size. None:
+            ``"items"``, unless `ask` is called.
         tail: How to handle a short last round of an epoch. ``"pad"`` fills it with items from the epoch's start, like
             ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one
-            item.
+            item. None: ``"pad"``, unless `ask` is called.
         balance: The cost of each sample, by index: shape ``(n,)``. The items of one read (a batch, if a `Batcher` is
             downstream), or the samples of a whole round of a `KeyGrouper`, are then dealt so that they cost about the
             same on all ranks. All ranks together get the same as without it, and each rank as many.
@@ -70,6 +75,8 @@ class Sharder(IndexNode[T]):
 
     __module__ = "penstock.nodes"
 
+    has_no_choice = False  # whether the source can only be dealt by items
+
     def __init__(
         self,
         source: BaseNode[T],
@@ -77,13 +84,13 @@ class Sharder(IndexNode[T]):
         world_size: int | None = None,
         *,
         mesh: DeviceMesh | None = None,
-        split: Literal["items", "within"] = "items",
-        tail: Tail = "pad",
+        split: Split | None = None,
+        tail: Tail | None = None,
         balance: npt.ArrayLike | Costs | None = None,
     ) -> None:
-        check_tail(tail)
-        if split not in ("items", "within"):
-            raise ValueError(f"split={split!r} must be 'items' or 'within'.")
+        check_tail(tail or "pad")
+        if split not in (None, *get_args(Split)):
+            raise ValueError(f"split={split!r} must be one of {get_args(Split)}.")
         self._ranks = Ranks(rank, world_size, mesh)
         self.check_group = self._ranks.check_group  # for each batch, so not by a method that calls it
         node = as_node(source)
@@ -93,9 +100,10 @@ class Sharder(IndexNode[T]):
                 "split='within' would split batches that already belong to one rank, because the source has "
                 "split='own'. Leave split='within' out."
             )
-        self.split = split
-        self.tail = tail
-        self._split: Literal["items", "within", "own"] = "own" if own else split
+        self.split: Split = split or "items"
+        self.tail: Tail = tail or "pad"
+        self._split: Split | Literal["own"] = "own" if own else self.split
+        self._left_open = {name for name, given in (("split", split), ("tail", tail)) if given is None}
         self._costs = balance if balance is None or isinstance(balance, Costs) else Costs(balance)
         if self._costs is not None and self._split != "items":
             raise GraphError(
@@ -104,10 +112,12 @@ class Sharder(IndexNode[T]):
         self._opened = -1  # the epoch that `_open` has checked
         self._once = Once()
         costs = {} if self._costs is None else {"balance": self._costs.checksum}
-        super().__init__(
-            node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail, **costs}
-        )
-        if self._split == "items":
+        # one dict for all nodes downstream, which `ask` may change
+        self._dealt = {"split": self._split, "tail": self.tail}
+        # "batches" leads to the same states as "items"
+        settings = {"split": "items" if self._split == "batches" else self._split}
+        super().__init__(node, settings=settings, rank_settings={"dealt": self._dealt, **costs})
+        if self._split in ("items", "batches"):
             self.first.dealt_to = DealtTo(self._ranks, self._costs)
 
     def details(self) -> dict[str, Any]:
@@ -116,7 +126,7 @@ class Sharder(IndexNode[T]):
         return {"rank": rank, "world_size": world_size, "split": self._split, "tail": self.tail, **balance}
 
     def counted(self, items: int) -> int:
-        return share(items, *self.ranks(), self.tail) if self._split == "items" else items
+        return share(items, *self.ranks(), self.tail) if self._split in ("items", "batches") else items
 
     def start(self, epoch: int, after: State | None = None) -> State:
         place = self.upstream.start(epoch, after)
@@ -153,25 +163,33 @@ class Sharder(IndexNode[T]):
             return self._balanced(self._costs, place, n, left)
         if left is None:  # every rank reads all items of each round
             items, behind = source.read(place, n * world_size)
+            if self._split == "batches":
+                return items[slice(*part(len(items), rank, world_size, tail))], behind
             return items[rank::world_size][: share(len(items), rank, world_size, tail)], behind
         # Every rank requests as many rounds as rank 0, whose share is the largest. So the place moves by the same
-        # number of items on each rank, and all ranks have the same state. With ``every`` and ``first``, the source
-        # computes this rank's items only.
-        items, behind = source.read(place, min(n, share(left, 0, world_size, tail)), world_size, rank)
+        # number of items on each rank, and all ranks have the same state.
+        rounds = min(n, share(left, 0, world_size, tail))
+        if self._split == "batches":
+            # The items of all ranks, because 1,600 of an order take no longer than a jump to this rank's.
+            items, behind = source.read(place, rounds * world_size)
+            begin, end = part(len(items), rank, world_size, tail)
+            again, items = np.arange(max(begin, len(items)), end) - len(items), items[begin:end]
+        else:  # with ``every`` and ``first``, the source computes this rank's items only
+            items, behind = source.read(place, rounds, world_size, rank)
+            short = repeats(tail) and len(items) < min(n, share(left, rank, world_size, tail))
+            again = np.array([rank - left % world_size] if short else [], np.int64)
         rest = source.left(behind)
         if rest and share(rest, rank, world_size, tail) == 0:
             # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over.
             # With "drop" this happens on every rank, with "exact" only on those that the short round does not reach.
             behind = source.skip(behind)
-        if repeats(tail) and len(items) < min(n, share(left, rank, world_size, tail)):
-            items = self._padded(place, items, left, rank, world_size)
-        return items, behind
+        return self._padded(place, items, again) if len(again) else items, behind
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
         return self.upstream.peek(_inner(place), positions)
 
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Any]:
-        return self.upstream.at(epoch, positions, wraps=self._split == "items" and self.tail == "pad")
+        return self.upstream.at(epoch, positions, wraps=self._split in ("items", "batches") and self.tail == "pad")
 
     def skip(self, place: State) -> State:
         return self._owned(self.upstream.skip(_inner(place)))
@@ -191,7 +209,7 @@ class Sharder(IndexNode[T]):
         place = self._owned(self.upstream.seek(self._checked_owner(place)))
         if self._split == "own":
             self._say_own(world_size)
-        elif self.split == "items" and self.tail == "exact" and world_size > 1:
+        elif self.split != "within" and self.tail == "exact" and world_size > 1:
             log.info(
                 "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is "
                 "over. Save the state of rank 0."
@@ -215,6 +233,28 @@ class Sharder(IndexNode[T]):
         Empty if the source splits itself.
         """
         return () if self._split == "own" else self._ranks.members()
+
+    def ask(self, split: Split, tail: Tail) -> bool:
+        """Deal so, where the arguments left it open and nothing was dealt yet.
+
+        Returns:
+            Whether it deals by ``split``.
+        """
+        if self._ranks.pinned is None and self._split != "own" and self._costs is None:
+            if "split" in self._left_open and not self.has_no_choice:
+                self.split = self._split = self._dealt["split"] = split
+            if "tail" in self._left_open:
+                self.tail = self._dealt["tail"] = tail
+        return self._split == split
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """In this context there is one rank, for counting. Nothing may be read."""
+        ranks, self._ranks = self._ranks, Ranks(0, 1, None)
+        try:
+            yield
+        finally:
+            self._ranks = ranks
 
     def look_up_again(self) -> None:
         """Look up rank and world size again at the next `reset`, because the process group may have been recreated.
@@ -334,17 +374,15 @@ class Sharder(IndexNode[T]):
         chosen = items[numbers] if isinstance(items, Indices) else [items[number] for number in numbers.tolist()]
         return _joined(chosen, rest), behind
 
-    def _padded(self, place: State, items: Sequence[T], left: int, rank: int, world_size: int) -> Sequence[T]:
-        """``items`` plus one from the epoch's start, because the short last round has none for this rank.
+    def _padded(self, place: State, items: Sequence[T], again: np.ndarray) -> Sequence[T]:
+        """``items`` plus those numbered ``again`` from the epoch's start, because the short last round has too few.
 
-        The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next
-        rank item 1, and so on. ``peek`` wraps around at the end of the epoch, which makes these positions ``total``,
-        ``total + 1``, ….
+        The first place of the round that has no item gets item 0 of the epoch, the next one item 1, and so on. ``peek``
+        wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
         """
         total = self.upstream.left(self.upstream.start(epoch_of(place)))
         assert total is not None
-        more = self.upstream.peek(place, np.array([total + rank - left % world_size]))
-        return _joined(items, more)
+        return _joined(items, self.upstream.peek(place, total + again))
 
     def _places(self, batch: Any, rank: int, world_size: int) -> Any:
         if isinstance(batch, Indices) and not batch.is_batch:

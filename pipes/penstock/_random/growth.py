@@ -107,7 +107,7 @@ class Growth:
         """See `PlainOrder.choices`."""
         return {**self.changes(), "grown": self.settings(self.now)}
 
-    def marks(self) -> tuple[int, ...]:
+    def marks(self, *, again: bool = False) -> tuple[int, ...]:
         """See `PlainOrder.marks`."""
         return (int(checksum(repr(self.choices()).encode()), 16),)
 

@@ -189,11 +189,11 @@ class InterleavedMixOrder(PlainOrder):
         return (at * len(self.names) + sources) * self.lanes + lane
 
 
-def _all_of(marks: list[Callable[[], tuple[int, ...]]]) -> tuple[int, ...]:
+def _all_of(marks: list[Callable[..., tuple[int, ...]]], **again: bool) -> tuple[int, ...]:
     """One mark for each choice of one from each source, so that two ranks have one in common if they have one of every
     source.
     """
-    choices = product(*(of_source() for of_source in marks))
+    choices = product(*(of_source(**again) for of_source in marks))
     return tuple(zlib.crc32(repr(choice).encode()) for choice in islice(choices, _MOST_MARKS))
 
 

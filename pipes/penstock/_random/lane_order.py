@@ -125,7 +125,7 @@ class InterleavedOrder(PlainOrder):
         epoch_size: int,
         settings: dict[str, Any] | None = None,
         take: Callable[[], None] | None = None,
-        marks: Callable[[], tuple[int, ...]] | None = None,
+        marks: Callable[..., tuple[int, ...]] | None = None,
     ) -> None:
         self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)

@@ -34,21 +34,27 @@ Permutation = npt.NDArray[np.signedinteger[Any]]
 LONGEST: Final = 2**56
 
 
+class Forgotten(GraphError):
+    """What an order says itself that it does not know any more."""
+
+
 class PlainOrder(Shown):
     """What orders share: their length, and their settings, which are in ``_said``.
 
     Attributes:
         grain: Of a mix: its stages start at a multiple of this. 0: it is none.
-        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them. None
-            if there is nothing of the kind.
+        marks: Checksums of what only reading shows, for other ranks to compare, as `FirstNode.note` returns them, with
+            its argument ``again``. None if there is nothing of the kind.
         why_ranks_differ: What to say and to do if they are not the same; None: see `dealt_twice`.
+        run: How many consecutive items stay together.
     """
 
     _n: int
     _said: dict[str, Any]
-    marks: Callable[[], tuple[int, ...]] | None = None
+    marks: Callable[..., tuple[int, ...]] | None = None
     why_ranks_differ: str | None = None
     grain = 0
+    run = 1
 
     def __len__(self) -> int:
         return self._n
@@ -255,11 +261,16 @@ class WeightedOrder(PlainOrder):
         self._begun = self._changed = False
         self.marks = self.note
         self._expected: str | None = None  # the checksum that a loaded state wants at the next start of an epoch
+        self._replaced: tuple[Any, ...] | None = None  # by the latest `adopt`, which may be taken back
 
     @property
     def weights(self) -> int:
         """The number of weights."""
-        return len(self._used[0].bounds)
+        return len(self._latest.bounds)
+
+    @property
+    def _latest(self) -> _Weights:
+        return self._next or self._used[0]
 
     def update(self, weights: npt.ArrayLike) -> None:
         """Draw by other weights from the next epoch on that begins. What was loaded ahead of it is loaded again.
@@ -279,7 +290,7 @@ class WeightedOrder(PlainOrder):
                 f"there are {len(found.bounds)} weights, but the order was built with {self.weights}. Pass one weight "
                 f"for each sample."
             )
-        self._expected = None
+        self._expected = self._replaced = None
         if self._begun:
             self._next = found
         else:
@@ -291,7 +302,7 @@ class WeightedOrder(PlainOrder):
         Raises:
             StateMismatch: A state was loaded whose run has other weights here.
         """
-        self._begun = True
+        self._begun, self._replaced = True, None
         if position:
             return
         if self._next is not None:
@@ -309,7 +320,7 @@ class WeightedOrder(PlainOrder):
     def changes(self) -> dict[str, Any]:
         """See `PlainOrder.changes`."""
         now = self._used[0]
-        return {"weights": [now.since, now.digest, (self._next or now).digest]} if self._changed or self._next else {}
+        return {"weights": [now.since, now.digest, self._latest.digest]} if self._changed or self._next else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `PlainOrder.adopt`."""
@@ -317,26 +328,45 @@ class WeightedOrder(PlainOrder):
             raise ValueError("a WeightedOrder has weights to change, and nothing else.")
         since, digest, expected = changes.get("weights", (0, None, None))
         whole_number("since", since, 0)
-        latest = self._next or self._used[0]
-        known = [one for one in self._used if one.since == since and digest in (None, one.digest)]
-        self._used = (
-            (*known, *(one for one in self._used if one.since < since)) if known else (latest._replace(since=since),)
-        )
-        self._next, self._expected, self._changed = None, expected, digest is not None
-        self._begun = self._begun or self._changed
+        before = self.changes(), (self._used, self._next, self._expected, self._changed)
+        if self._replaced is not None and self._replaced[0] == changes:
+            self._used, self._next, self._expected, self._changed = self._replaced[1]
+            return
+        latest, following = self._latest, None
+        known = [
+            used for used in self._used if used.since == since and digest in (None, used.digest) and used.bounds.size
+        ]
+        if known:
+            used = *known, *(earlier for earlier in self._used if earlier.since < since)
+        elif digest in (None, latest.digest):
+            used = (latest._replace(since=since),)
+        else:
+            int(digest, 16)  # raises if it is none
+            # `resume_at` knows which of the two the run goes on with
+            used, following = (_Weights(since, digest, _UNKNOWN), latest._replace(since=0)), latest
+        self._used, self._next, self._expected, self._changed = used, following, expected, digest is not None
+        self._replaced = before
+
+    def resume_at(self, sample: int) -> None:
+        """See `PlainOrder.resume_at`."""
+        self._begun = self._begun or sample > 0
+        if not self._used[0].bounds.size and sample < self._used[0].since * self._n:  # a commit, behind the loop
+            self._used, self._next = self._used[1:], None
+        elif not self._used[0].bounds.size:
+            self._used = self._used[:1]
 
     @property
     def state(self) -> Any:
         """See `PlainOrder.state`."""
         return self._used[0].bounds
 
-    def note(self) -> tuple[int, ...]:
+    def note(self, *, again: bool = False) -> tuple[int, ...]:
         """See `PlainOrder.marks`."""
         return (int(self._used[0].digest, 16),)
 
     def choices(self) -> dict[str, Any]:
         """See `PlainOrder.choices`."""
-        return {"next weights": (self._next or self._used[0]).digest}
+        return {"next weights": self._latest.digest}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
@@ -344,8 +374,8 @@ class WeightedOrder(PlainOrder):
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`. At the start of an epoch, `update` may come yet, so `begin` compares."""
-        here = None if self._changed and position in (0, self._n) else self._of(epoch)
-        return {"weights": here and here.digest}
+        here = None if (self._changed or self._next) and position in (0, self._n) else self._of(epoch)
+        return {"weights": here and (here if here.bounds.size else self._latest).digest}
 
     def _of(self, epoch: int) -> _Weights | None:
         """The weights of ``epoch``; None if they were replaced."""
@@ -354,8 +384,8 @@ class WeightedOrder(PlainOrder):
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        if (weights := self._of(epoch)) is None:
-            raise GraphError(
+        if (weights := self._of(epoch)) is None or not weights.bounds.size:
+            raise Forgotten(
                 f"epoch {epoch} was drawn by other weights, which update() has replaced, so nobody knows its samples."
             )
         bounds = weights.bounds
@@ -373,13 +403,16 @@ class WeightedOrder(PlainOrder):
 class _Weights(NamedTuple):
     since: int  # the first epoch that they are for
     digest: str
-    bounds: npt.NDArray[np.float64]
+    bounds: npt.NDArray[np.float64]  # `_UNKNOWN`: of a run whose state was loaded
 
     @classmethod
     def of(cls, since: int, weights: npt.ArrayLike) -> _Weights:
         checked = _weights(weights)
         # Scaled first, because a sum of finite weights may be infinite. The last bound is the total.
         return cls(since, checksum(checked.astype("<f8").tobytes()), np.cumsum(checked / checked.max()))
+
+
+_UNKNOWN: Final = np.empty(0)
 
 
 def checked_length(n: int, name: str = "n") -> int:

@@ -46,6 +46,15 @@ class Ramp(Shown):
     def details(self) -> dict[str, Any]:
         return {"stages": self.stages}
 
+    def check(self, run: int) -> None:
+        """Refuse stages that cut a run of so many samples, which come from one source of a mix."""
+        if cuts := [start for start in self._starts if start % run]:
+            raise ValueError(
+                f"batch_size={self.stages[self._starts.index(cuts[0])][1]} starts at sample {cuts[0]}, which is not a "
+                f"multiple of run={run}: every batch from there on would mix sources. Make it "
+                f"{-(-cuts[0] // run) * run}."
+            )
+
     def at(self, position: int) -> tuple[int, int, int | None]:
         """The stage of a sample: its start, its batch size, and the start of the next stage, if there is one."""
         number = bisect_right(self._starts, position)
@@ -60,17 +69,28 @@ class Skips:
 
     Args:
         ranges: Pairs: the first sample of a range, and the one after its last.
+        run: Of a mix: so many consecutive samples come from one source, and stay together.
+
+    Attributes:
+        run: As given.
 
     Raises:
-        ValueError: A range is empty, is not a pair of whole numbers, or overlaps another one.
+        ValueError: A range is empty, is not a pair of whole numbers, cuts a run, or overlaps another one.
     """
 
-    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
+    def __init__(self, ranges: Iterable[Sequence[int]] = (), run: int = 1) -> None:
+        self.run = run
         given = [[whole_number("skip", end, 0) for end in pair] for pair in ranges]
         for pair in given:
             if len(pair) != 2 or pair[0] >= pair[1]:
                 raise ValueError(
                     f"skip={pair}: a range is its first sample and the one after its last, such as (81_920, 90_112)."
+                )
+            if pair[0] % run or pair[1] % run:
+                raise ValueError(
+                    f"skip={pair} cuts a run of samples from one source, so every batch behind it would mix sources: "
+                    f"both ends must be a multiple of run={run}. Make it "
+                    f"{(pair[0] // run * run, -(-pair[1] // run) * run)}."
                 )
         self.ranges = sorted(given)
         for one, other in pairwise(self.ranges):

@@ -74,9 +74,9 @@ class ForwardShard:
         """How many readers there are; 0 if none is worth keeping."""
         return max(len(self._readers), self._failed is not None)
 
-    def read(self, numbers: Sequence[int]) -> list[Any]:
-        """The records ``numbers``, in ascending order."""
-        self._reach = max(self._reach, self._near + 4 * len(numbers))
+    def read(self, numbers: Sequence[int], threads: int) -> list[Any]:
+        """The records ``numbers``, in ascending order. ``threads`` read shards, and overtake each other."""
+        self._reach = max(self._reach, self._near + (4 + threads) * len(numbers))
         return [self._record(number) for number in numbers]
 
     def close(self) -> None:

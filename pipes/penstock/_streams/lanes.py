@@ -21,7 +21,7 @@ from penstock._fetch.error_policy import annotate
 from penstock._fetch.held import EndOfWalk
 from penstock._random.lane_order import PASSES
 from penstock._streams.open_shards import most_files
-from penstock._streams.progress import LINE_S, Progress
+from penstock._streams.progress import LINE_S, Interruptions, Progress
 from penstock._workers.lifetime import Closing, process
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class _Lane:
         self._most_kept = LEAST_KEPT
         self._run: ShardRun | None = None
         self._ahead: ShardRun | None = None  # of the next shard, whose records wait for the steps
+        self._interruptions = Interruptions()
         self._rewind()
 
     def item(self, number: int) -> Any:
@@ -163,7 +164,8 @@ class _Lane:
                 self._end()
             with _Search(self._lanes, self._lane, number, self._next) as search:
                 return self._searched(number, search)
-        except BaseException:
+        except BaseException as exc:
+            self._interruptions.add(exc, number, self._label)
             self._drop()  # after an error, or Ctrl-C, the position in the shard is unknown
             raise
 

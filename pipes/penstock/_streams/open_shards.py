@@ -68,9 +68,9 @@ class OpenShards:
         self.owned = owned
         self.schedule = schedule
         self._seeks = has_start(open)
-        allowed = most_files()
-        self._most_readers = min(cuts + 4, allowed)
-        self._most_indexed = min(max(cuts + 4, INDEXED), allowed)
+        self._cuts = cuts
+        self._allowed = most_files()
+        self._most_indexed = min(max(cuts + 4, INDEXED), self._allowed)
         self._start()
 
     def _start(self) -> None:
@@ -78,11 +78,18 @@ class OpenShards:
         # guards only the next attribute, and is never held while a shard is opened, read or closed
         self._lock = threading.Lock()
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
+        self._threads: set[int] = set()  # that have read
+
+    @property
+    def _most_readers(self) -> int:
+        """Threads read what is free, so they may be in different shards of a lane."""
+        return min(self._cuts + max(4, len(self._threads)), self._allowed)
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
         """The records ``numbers``, in ascending order, of one shard."""
         while True:
             one = self._entry(shard)
+            self._threads.add(threading.get_ident())
             try:
                 with one.lock:
                     # by another thread's `_tidy`, before this thread acquired the lock: take a new entry
@@ -90,7 +97,7 @@ class OpenShards:
                         continue
                     if one.content is None:
                         one.content = self._opened(shard, numbers[0])
-                    return one.content.read(numbers)
+                    return one.content.read(numbers, len(self._threads))
             finally:
                 # Without its lock: `_tidy` waits for the readers of what it closes, so two threads could wait for each
                 # other. `handles` may therefore be out of date, and a shard may be closed too early or too late;
@@ -98,6 +105,11 @@ class OpenShards:
                 if one.handles != (handles := 0 if one.content is None else one.content.handles):
                     one.handles = handles
                     self._tidy()
+
+    def is_busy(self, shard: int) -> bool:
+        """Whether another thread is opening or reading a shard, so that `read` would wait. Out of date at once."""
+        known = self._shards.get(shard)
+        return known is not None and known.lock.locked()
 
     def close(self) -> None:
         """Close everything that this process has open. Idempotent; reading opens shards again."""
@@ -208,7 +220,7 @@ class _IndexedShard:
             self.close()
             raise ValueError(differs(label, count, f"has {len(opened)}"))
 
-    def read(self, numbers: Sequence[int]) -> list[Any]:
+    def read(self, numbers: Sequence[int], threads: int) -> list[Any]:
         """The records ``numbers``."""
         if self._check is not None:
             loading = current.get()

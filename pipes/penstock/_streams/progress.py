@@ -11,6 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, final
 
+from penstock._errors import first_time, is_own_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -18,8 +20,28 @@ if TYPE_CHECKING:
 LINE_S: Final = 10.0
 """Minimum number of seconds between two lines; shorter work logs none."""
 _DRAW_S: Final = 0.1
+_TIMES: Final = 8
 
 log = logging.getLogger("penstock")
+
+
+@final
+class Interruptions:
+    """Says so if one place is interrupted again and again, because what is read forward starts over each time."""
+
+    def __init__(self) -> None:
+        self._place: object = None
+        self._times = 0
+
+    def add(self, exc: BaseException, at: object, what: str) -> None:
+        """Reading ``what`` raised ``exc`` on the way to ``at``."""
+        self._place, self._times = at, 1 + (self._times if at == self._place else 0)
+        if self._times == _TIMES and not is_own_error(exc) and first_time("interrupted", what):
+            log.warning(
+                f"{what} was interrupted {_TIMES} times in a row before the same item. It is read from its beginning, "
+                f"and starts over each time, so it stands still if interrupts come faster than it gets here. Let the "
+                f"handler set a flag instead of raising, or read in worker processes."
+            )
 
 
 @final

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock._errors import is_own_error
 from penstock._fetch.error_policy import annotate, describe
+from penstock._fetch.reused import OwnMemory
 from penstock._files.transfer import may_be_temporary
-from penstock._memory.reused import OwnMemory
 from penstock._streams.run_cursor import running
 
 if TYPE_CHECKING:

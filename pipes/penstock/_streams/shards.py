@@ -36,8 +36,9 @@ class Shards(Sharded):
     Records whose number is not known, or that are filtered, split or joined on the way, are a `Stream`.
 
     Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. The number of
-    shards that a process has open is bounded: one per lane plus 4, or 64 shards with indexing if that is more; but
-    never more than half of the files that the process may open.
+    shards that a process has open is bounded: one per lane plus 4 (plus the number of threads that read, if that is
+    more than 4), or 64 shards with indexing if that is more; but never more than half of the files that the process may
+    open.
 
     Args:
         shards: One path, or any other value that ``open`` accepts, per shard; or the number of shards, which are then
@@ -142,7 +143,10 @@ class Shards(Sharded):
         return f"{self._name} {self.shards[shard]}, record {index - int(self._starts[shard])}"
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The records at several indices. Each shard is read once, front to back. None if there is a transform."""
+        """The records at several indices. Each shard is read once, front to back: first those that no other thread is
+        reading, because threads that wait for shards in turn would all wait for the slowest. None if there is a
+        transform.
+        """
         places = np.array(indices, np.int64).reshape(-1)
         wrong = (places < -len(self)) | (places >= len(self))
         if wrong.any():
@@ -154,11 +158,14 @@ class Shards(Sharded):
         numbers = places - self._starts[shards]
         borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(rows)]
         records: list[Any] = [None] * len(rows)
-        for begin, end in itertools.pairwise(borders):
-            if begin < end:
-                found = self._open.read(int(shards[begin]), numbers[begin:end].tolist())
-                for row, record in zip(rows[begin:end].tolist(), found, strict=True):
-                    records[row] = record
+        left = list(itertools.pairwise(borders if len(rows) else ()))
+        while left:
+            part = next((part for part in left if not self._open.is_busy(int(shards[part[0]]))), left[0])
+            left.remove(part)
+            begin, end = part
+            found = self._open.read(int(shards[begin]), numbers[begin:end].tolist())
+            for row, record in zip(rows[begin:end].tolist(), found, strict=True):
+                records[row] = record
         return records
 
     def order(self, *, shuffle: bool, seed: int) -> ShardOrder:

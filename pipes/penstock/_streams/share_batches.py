@@ -17,7 +17,7 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.indices import Nothing
 from penstock._fetch.sample import current
-from penstock._streams.share_reader import LateDraw
+from penstock._streams.progress import Interruptions
 from penstock._workers.lane_info import LaneInfo, seen_as
 from penstock._workers.lifetime import Closing, process
 
@@ -86,6 +86,11 @@ class ShareBatches:
         with seen_as(lane.info):
             return self._fetch.collate(samples) if self._batched else self._fetch.convert(samples[0])
 
+    def slot_name(self, slot: int) -> str:
+        """What messages call a slot."""
+        number, worker = divmod(slot, self.forward_lanes)
+        return f"{'batch' if self._batched else 'item'} {number} of {self.shares.label(worker)}"
+
     def close(self) -> None:
         """Close what is open."""
         lanes, self._lanes = self._lanes, {}
@@ -109,6 +114,7 @@ class _Lane(EndOfWalk):
         self._batches: int | None = None  # in this epoch, once known
         self._failed: tuple[int, Exception] | None = None  # the batch in this epoch that could not be read
         self.info: LaneInfo | None = None  # in this epoch
+        self._interruptions = Interruptions()
 
     def batch(self, epoch: int, number: int, transform: Callable[[Any], Any] | None) -> list[Any] | None:
         """The samples of a batch; None if the share has fewer.
@@ -139,11 +145,9 @@ class _Lane(EndOfWalk):
                 with seen_as(self.info):
                     samples = [run.applied(transform, item) for item in islice(run, size)]
             self._at, self._failed = self._at + len(samples), None
-        except LateDraw:
-            self.close()
-            return self.batch(epoch, number, transform)
         except BaseException as exc:
             self.close()
+            self._interruptions.add(exc, (epoch, number), self._of.shares.label(self._worker))
             if isinstance(exc, Exception) and is_own_error(exc):
                 self._epoch, self._failed = epoch, (number, exc)
             raise

@@ -3,44 +3,46 @@
 It iterates over a copy of the dataset, which sees itself as that worker in ``torch.utils.data.get_worker_info``. Torch
 has one worker info per process, so it is set only while the copy works, and one thread at a time.
 
-Each item is read with the global generators seeded by (seed, pass, worker, number), and restored afterwards. That costs
-100 us, so a dataset that draws nothing is only watched after a while. If it draws nevertheless, the share is read
-again, seeded: what came before was not drawn. A look takes 1 us in a loop, and 5 us after a sample that slept 1 ms. The
-first item is always seeded, because a dataset may make a generator of its own from ``torch.initial_seed()`` there,
-which no look notices.
+Each item is read with the global generators seeded by (seed, pass, worker), and restored afterwards; behind the first
+item that draws, by the number of the item as well. So a dataset that only looks at them, or draws once, in ``iter``,
+finds the same in each item of the share, as in a worker of a `DataLoader`. The seed of worker k is that of worker 0
+plus k, as there: some datasets subtract k, to shuffle alike in all workers. It is also what ``torch.initial_seed()``
+returns.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, final
 
-from penstock._errors import SampleError, is_own_error, suppress_own
+from penstock._errors import is_own_error, suppress_own
 from penstock._fetch.dataset_copies import plain
 from penstock._fetch.dataset_facts import is_stateful
+from penstock._fetch.error_policy import stopped_early
 from penstock._fetch.held import EndOfWalk
-from penstock._memory.reused import OwnMemory
-from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
-from penstock._random.sample_rng import epoch_word
+from penstock._fetch.reused import OwnMemory
+from penstock._random.global_rng import (
+    GlobalRngSnapshot,
+    RngImage,
+    forget_interrupted,
+    global_rngs_kept,
+    note_watched,
+    seed_share,
+)
 from penstock._streams.share_states import checksum_of_item
 from penstock._workers.lane_info import LaneInfo, next_as, seen_as
 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_copies import DatasetCopies
-    from penstock._random.global_rng import States
 
 T = TypeVar("T")
 
-CALM: Final = 64
-"""After so many items that drew nothing, a process stops seeding."""
-
 
 class Share(NamedTuple):
-    """What worker ``worker`` of ``lanes`` yields in pass ``pass_``; ``seed`` is that of the worker, for all passes."""
+    """What worker ``worker`` of ``lanes`` yields in pass ``pass_``; ``seed`` is that of its worker info."""
 
     pass_: int
     worker: int
@@ -48,10 +50,8 @@ class Share(NamedTuple):
     seed: int
 
     def info(self, dataset: Any) -> LaneInfo:
-        """What ``get_worker_info`` returns there; its seed is another one in each pass, as in each epoch of a
-        `DataLoader`.
-        """
-        return LaneInfo(self.worker, self.lanes, epoch_word(self.seed, self.pass_), dataset)
+        """What ``get_worker_info`` returns there."""
+        return LaneInfo(self.worker, self.lanes, self.seed, dataset)
 
 
 @final
@@ -65,7 +65,10 @@ class ShareReader(Iterator[Any], EndOfWalk):
         init: Called with the worker's number for each copy, as a `DataLoader` calls its ``worker_init_fn``.
 
     Attributes:
+        share: What is read.
         n: The number of the next item.
+        drew: Whether an item before it drew from the global generators.
+        base: The generators as they are seeded until then, once known.
         data: The copy.
         attributes: Its plain ones, before it was read.
     """
@@ -74,41 +77,27 @@ class ShareReader(Iterator[Any], EndOfWalk):
         self, copies: DatasetCopies, share: Share, seeding: ItemSeeding, init: Callable[[int], Any] | None = None
     ) -> None:
         self.n = 0
+        self.share = share
+        self.drew = False
+        self.base: RngImage | None = None
         self._ahead: deque[Any] = deque()  # items that `goes_to` has read
-        self._copies = copies
-        self._share = share
         self._seeding = seeding
         self._init = init
-        self._open()
-
-    def _open(self) -> None:
-        self.data = self._copies()
-        self._info = self._share.info(self.data)
+        self.data = copies()
+        self._info = share.info(self.data)
         self._own = OwnMemory()
         self._iterator: Any = None
         self._next: Callable[[], Any] = self._begin_and_next
-        self._begins = True  # nothing was read yet
         self.attributes: dict[str, Any] = {}
 
     def __next__(self) -> Any:
         if self._ahead:
             item = self._ahead.popleft()
         else:
-            try:
-                item = self._seeding.read(self._next, self._share, self.n, begins=self._begins)
-            except LateDraw:
-                item = self._read_again()
-            self._begins = False
+            item = self._seeding.read(self._next, self)
             item = self._own(item) if self._own.watches else item
         self.n += 1
         return item
-
-    def _read_again(self) -> Any:
-        self.close()
-        self._open()
-        for before in range(self.n):
-            self._seeding.read(self._next, self._share, before)
-        return self._seeding.read(self._next, self._share, self.n)
 
     @property
     def asked(self) -> bool:
@@ -127,16 +116,17 @@ class ShareReader(Iterator[Any], EndOfWalk):
         with seen_as(self._info):
             return None if self._ahead or self.holder is None else self.holder.state_dict()
 
-    def goes_to(self, n: int, state: Any, sums: list[str], *, late: bool) -> bool:
+    def goes_to(self, n: int, drew: bool, state: Any, sums: list[str], *, late: bool) -> bool:
         """Go to item ``n`` by ``state``, before anything is read.
 
-        Returns whether the items with the checksums ``sums`` come next.
+        Returns whether the items with the checksums ``sums`` come next. ``drew``: whether an item before it did.
 
         ``late``: load the state after ``iter``, for a dataset that begins afresh there.
         """
         self.n = n
         try:
-            self._seeding.read(partial(self._resume, state, late=late), self._share, 0, begins=True)
+            self._seeding.read(partial(self._resume, state, late=late), self)
+            self.drew = drew
             items = [next(self) for _ in sums]
         except Exception as exc:
             if not is_own_error(exc):
@@ -167,99 +157,76 @@ class ShareReader(Iterator[Any], EndOfWalk):
     def _begin(self, state: Any = None) -> None:
         try:
             if callable(tell := getattr(self.data, "set_epoch", None)):
-                tell(self._share.pass_)
+                tell(self.share.pass_)
             if self._init is not None:  # after the epoch is set, as for a DataLoader's workers
                 with global_rngs_kept() if self._seeding.on else nullcontext():
-                    self._init(self._share.worker)
+                    self._init(self.share.worker)
             self.attributes = plain(self.data)
             if state is not None:
                 self.data.load_state_dict(state)
             self._iterator = iter(self.data)
             self._next = partial(next_as, self._info, self._iterator)
-        except StopIteration as exc:  # it would pass for the end of the share
-            raise SampleError(
-                f"{type(self.data).__name__} raised StopIteration before its first item. Catch it there; a worker "
-                f"without items returns an empty iterator."
-            ) from exc
-
-
-class LateDraw(Exception):
-    """An item drew from the global generators that was not seeded, because nothing had drawn before.
-
-    They are as they were.
-    """
+        except StopIteration as exc:
+            raise stopped_early(self.data) from exc
 
 
 @final
 class ItemSeeding:
-    """Seeds the global generators for each item, or makes sure that nothing draws from them. Of one process.
+    """Seeds the global generators for the items of shares, and restores them. Of one process.
+
+    Args:
+        on: False never touches the generators; "always" seeds each item by its number, from the first one on.
 
     Attributes:
-        on: False never touches the generators; "always" seeds each item.
+        on: As above.
         drew: Whether an item drew.
     """
 
     def __init__(self, on: bool | Literal["always"]) -> None:
         self.on = on
-        self.drew = self._watched = False
-        self._calm = 0 if on is True else -math.inf  # items that drew nothing; minus infinity: each is seeded
+        self.drew = False
         self._watch = GlobalRngSnapshot()
+        self._outside: RngImage | None = None  # the generators as they were when `several` began
+        self._began: Any = None  # the marks when the last item in it began, at which NumPy keeps no deviate
+        self._several = False  # whether it runs
 
     def several(self, read: Callable[[], T]) -> T:
-        """``read()``, which reads several items of a share, and nothing else.
-
-        Once nothing seems to draw, they are watched together.
-
-        Raises:
-            LateDraw: One of them drew. The share must be read again.
-        """
-        before = self._watch.look() if self._calm >= CALM else None
-        if before is None:
+        """``read()``, which reads items of shares and nothing else, so that the generators are restored only once."""
+        if not self.on or self._several:
             return read()
-        self._watched = True
+        if self._outside is None or self._outside.states != self._watch.look():
+            self._outside = RngImage(self._watch)
+        outside = self._outside
+        noted, self._several = note_watched(outside.states), True
         try:
-            items = read()
-        except BaseException as exc:
-            self._check(before, raises=is_own_error(exc))
-            raise
+            return read()
         finally:
-            self._watched = False
-        self._check(before)
-        return items
+            outside.put(drawn=self._watch.marks != self._began)
+            self._several, self._began = False, None
+            if noted:
+                forget_interrupted()
 
-    def read(self, read: Callable[[], Any], share: Share, n: int, *, begins: bool = False) -> Any:
-        """``read()``, with the generators seeded for item ``n`` of ``share``. ``begins``: in any case.
-
-        Raises:
-            LateDraw: They were not seeded, and it drew. From now on they are.
-        """
-        if not self.on or (self._watched and not begins):
+    def read(self, read: Callable[[], Any], reader: ShareReader) -> Any:
+        """``read()``, with the generators seeded for the next item of ``reader``."""
+        if not self.on:
             return read()
-        before = self._watch.look() if self._calm >= CALM and not begins else None
-        if before is None:
-            with global_rngs_kept():
-                seed_globals(share.seed, share.pass_, n)
-                before = self._watch.look()
-                try:
-                    return read()
-                finally:
-                    self._calm += 1
-                    if before is None or self._watch.look() != before:
-                        self.drew, self._calm = True, -math.inf
+        if not self._several:
+            return self.several(partial(self.read, read, reader))
+        watch, number = self._watch, reader.n if reader.drew or self.on == "always" else None
+        if number is not None or reader.base is None:
+            seed_share(reader.share.seed, number)
+            if number is None:
+                reader.base = RngImage(watch)
+        elif watch.marks != reader.base.marks:
+            assert self._outside is not None
+            reader.base.put(drawn=self._began is not None or not self._outside.is_plain)
+        self._began = watch.marks if reader.base is None or number is not None else reader.base.marks
         try:
-            item = read()
-        except BaseException as exc:
-            self._check(before, raises=is_own_error(exc))
-            raise
-        self._check(before)
-        return item
-
-    def _check(self, before: States, *, raises: bool = True) -> None:
-        if self._watch.look() != before:
-            self.drew, self._calm = True, -math.inf
-            self._watch.put_back(before)
-            if raises:
-                raise LateDraw
+            return read()
+        finally:
+            now = watch.marks
+            if not reader.drew and (now is None or now != self._began):
+                reader.drew = self.drew = True
 
     def __reduce__(self) -> Any:
         return ItemSeeding, (self.on,)

@@ -35,10 +35,11 @@ LARGEST: Final = 2**22
 
 
 class Mark(NamedTuple):
-    """A fact about a share; see the top of this file. ``state`` is JSON."""
+    """A fact about a share; see the top of this file. ``drew``: whether the first n items drew; ``state`` is JSON."""
 
     pass_: int
     n: int
+    drew: bool
     state: str
     sums: list[str]
 

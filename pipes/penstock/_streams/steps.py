@@ -271,8 +271,9 @@ class ShardRun(Iterator[Any]):
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         cursor = self._cursor
         token = current.set(cursor)
-        # Checked at outputs 0, 1, 2, 4, 8, …, because each look costs 1 to 2 us.
-        before = None if self._given & (self._given - 1) else _looked()
+        # Checked at outputs 0, 1, 2, 4, 8, …, because each look costs 1 to 2 us. Records that may draw are left alone.
+        skipped = self._given & (self._given - 1) or (cursor.facts.drew_randomness and not self._steps)
+        before = None if skipped else _looked()
         try:
             if self._steps:
                 cursor.watched, cursor.reading_drew = before is not None, False

@@ -164,7 +164,7 @@ class Stream(Sharded):
             )
         self.grows = self._check_grow(grow, lanes)
         self._taken_by: object = None
-        self._seeded: bool | str | None = None  # as the first loader told
+        self._told: dict[str, Any] | None = None  # by the first loader
         self._growth = Growth(len(self.shards), "shards", self._said) if grow else None
         self.forward_lanes = self._deal.lanes  # tells the loader to give each lane to one worker
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
@@ -218,16 +218,18 @@ class Stream(Sharded):
         """See `DatasetLike`."""
         return self._shares is not None
 
-    def seed_items(self, seed_global_rngs: bool | Literal["always"]) -> None:
+    def seed_items(self, seed_global_rngs: bool | Literal["always"], worker_init_fn: Any = None) -> None:
         """See `DatasetLike`."""
         assert self._shares is not None
-        if self._seeded not in (None, seed_global_rngs):
-            raise ValueError(
-                f"seed_global_rngs={seed_global_rngs!r}: this Stream is already used by a loader with "
-                f"seed_global_rngs={self._seeded!r}. Create a separate Stream for another loader."
-            )
-        self._seeded = seed_global_rngs
-        self._shares.seeding = ItemSeeding(seed_global_rngs)
+        told = {"seed_global_rngs": seed_global_rngs, "worker_init_fn": worker_init_fn}
+        for name, value in (self._told or told).items():
+            if value != told[name]:
+                raise ValueError(
+                    f"{name}={told[name]!r:.80}: this Stream is already used by a loader with {name}={value!r:.80}. "
+                    f"Create a separate Stream for another loader."
+                )
+        self._told = told
+        self._shares.seeding, self._shares.init = ItemSeeding(seed_global_rngs), worker_init_fn
 
     def __len__(self) -> int:
         return self._length
@@ -275,7 +277,7 @@ class Stream(Sharded):
         take = functools.partial(self._take, shuffle, seed, object())
         if self._growth is not None:
             return GrowingLanes(self.forward_lanes, self._length, said, take, self._growth, self._dealt)
-        note = None if self._shares is None else self._shares.marks
+        note = None if self._shares is None else functools.partial(self._shares.marks, seed)
         return InterleavedOrder(self.forward_lanes, self._length, {"shards": len(self.shards), **said}, take, note)
 
     def _take(self, shuffle: bool, seed: int, by: object) -> None:

@@ -257,29 +257,33 @@ def in_folders(
 
 
 def chosen_types(
-    path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str], folders: Mapping[str, Any]
+    path: str,
+    schema: Any,
+    columns: Sequence[str] | None,
+    folders: Mapping[str, Any],
+    with_part: Callable[[str], Sequence[str]] = lambda _: (),
 ) -> dict[str, Any]:
     """The types of the columns that are read, completely or in part, by name.
 
     Args:
         path: For error messages.
         schema: The pyarrow schema, with all columns.
-        columns: The requested names; ``"a.b"`` is a part of a. None: all.
-        known: The names that can be requested, including parts of columns.
+        columns: The requested names; None: all. A dot may also be a letter in the name of a column.
         folders: The types of the columns that folders name; see `folder_types`.
+        with_part: The columns of which a requested name such as ``"a.b"`` is a part; none if there is no such part.
 
     Raises:
         ValueError: There is no such column, or several of that name.
     """
     own = {field.name: field.type for field in schema}
     types = {**own, **{name: folders[name] for name in in_folders(folders, path, list(own), None)}}
-    for column in columns or ():
-        if not any(f"{name}.".startswith(f"{column}.") for name in (*known, *types)):
+    wanted = set[str]()
+    for column in types if columns is None else columns:
+        found = [column] if column in types else with_part(column)
+        if not found:
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
-    if columns is not None:
-        types = {
-            name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)
-        }
+        wanted.update(found)
+    types = {name: kind for name, kind in types.items() if name in wanted}
     for name in types:
         if len(schema.get_all_field_indices(name)) > 1:
             raise ValueError(

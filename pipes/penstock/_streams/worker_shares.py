@@ -24,13 +24,14 @@ from torch.utils.data import IterableDataset, IterDataPipe
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_copies import DatasetCopies, plain
-from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.dataset_facts import DatasetFacts, length
 from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.first_items import MOST, FirstItems
 from penstock._memory.modes import neutral_modes
 from penstock._random.lane_order import MOST_LANES
 from penstock._random.sample_rng import epoch_word
+from penstock._random.splitmix import GAMMA, mixed
 from penstock._streams.retrying import close, iter_with_retries
 from penstock._streams.run_folder import RunFolder
 from penstock._streams.share_reader import ItemSeeding, Share, ShareReader
@@ -118,7 +119,7 @@ class WorkerShares:
         self.folder = folder or (None if self._run.path == os.devnull else self._run.path)
         self.states: ShareStates | None = None
         self.seeding = ItemSeeding(seed_global_rngs)
-        self._init = worker_init_fn
+        self.init = worker_init_fn
 
     @property
     def dataset(self) -> Any:
@@ -131,7 +132,7 @@ class WorkerShares:
         """The outputs of ``steps`` over a share."""
         # a step may hold records, which no state of the dataset has
         if self.states is None and self.folder is not None and not steps:
-            self.states = ShareStates(self.folder, {**self._binding, "seed": seed})
+            self.states = ShareStates(self.folder, {**self._binding, "seed": seed, "version": 2})
         self._try(seed)
         if self.copies.are_old() and not callable(getattr(self.dataset, "set_epoch", None)):
             self.warn_once(
@@ -145,12 +146,15 @@ class WorkerShares:
         return run
 
     def share(self, pass_: int, worker: int, seed: int) -> Share:
-        """That of a worker in a pass; ``seed`` is that of the order."""
-        return Share(pass_, worker, self.lanes, epoch_word(seed, worker) >> 1)
+        """That of a worker in a pass; ``seed`` is that of the order.
+
+        Its own is a number for the pass plus that of the worker, as in an epoch of a `DataLoader`.
+        """
+        return Share(pass_, worker, self.lanes, (mixed(epoch_word(seed, pass_) + 6 * GAMMA) >> 2) + worker)
 
     def reader(self, share: Share) -> ShareReader:
         """Reads ``share`` from its beginning."""
-        reader = ShareReader(self.copies, share, self.seeding, self._init)
+        reader = ShareReader(self.copies, share, self.seeding, self.init)
         if self.copies.nbytes > LARGE_COPY:
             self.warn_once(
                 "large copies",
@@ -164,11 +168,14 @@ class WorkerShares:
         """What messages call a worker."""
         return f"worker {worker} of {self.lanes} of {self.name}"
 
-    def marks(self) -> tuple[int, ...]:
+    def marks(self, seed: int, *, again: bool = False) -> tuple[int, ...]:
         """Checksums of the first items of worker 0, to compare with other ranks; empty as long as they are unknown.
 
-        See `FirstItems`.
+        ``again``: of worker 0 begun once more, in this process. See `FirstItems`.
         """
+        if again:
+            with neutral_modes():
+                return self._begun_again(seed)[0]
         found = self._run.read("trial")
         return tuple(json.loads(found)) if found else ()
 
@@ -219,7 +226,7 @@ class WorkerShares:
         """Whether ``worker_init_fn`` seems to have split the dataset, by its argument: with the same seeds, another
         worker begins with other items.
         """
-        if self._init is None:
+        if self.init is None:
             return False
         # read here, because what another process has noted may come too late
         other = self.reader(share._replace(worker=(share.worker + 1) % self.lanes))
@@ -241,6 +248,15 @@ class WorkerShares:
                 f"one does. Pass lanes= of at most the number of its shards (files); and if it also splits itself by "
                 f"rank, take that out, because all ranks share the lanes."
             )
+        if (claimed := length(self.dataset)) is not None and share.pass_ == 0 and not self._endless:
+            self._run.first(f"items {share.worker}", str(reader.n))
+            counts = [self._run.read(f"items {worker}") for worker in range(self.lanes)]
+            if all(counts) and (items := sum(map(int, counts))) != claimed:
+                self.warn_once(
+                    "length",
+                    f"{self.name} has a length of {claimed}, but its {self.lanes} workers yielded {items} items. Every "
+                    f"item was delivered, but len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
+                )
         if self.copies.changed():
             self.warn_once(
                 "changed tensor",
@@ -264,24 +280,27 @@ class WorkerShares:
         never read it.
         """
         if self._run.first("trying"):
-            first, sums, run = (
-                FirstItems(),
-                [],
-                ShardRun(self.reader(self.share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0),
-            )
             try:
-                for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
-                    first.add([item], ended=False)
-                    sums.append(checksum_of_item(item))
+                marks, sums = self._begun_again(seed)
             except Exception as exc:
                 if not is_own_error(exc):
                     raise
                 return  # whoever reads this item will see it
-            finally:
-                run.close()
-            first.add([], ended=True)
-            self._run.first("trial", json.dumps(first.marks))
+            self._run.first("trial", json.dumps(marks))
             self._compare(sums[:CHECKED])
+
+    def _begun_again(self, seed: int) -> tuple[tuple[int, ...], list[str]]:
+        """The marks and checksums of the first items of worker 0."""
+        first, sums = FirstItems(), []
+        run = ShardRun(self.reader(self.share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
+        try:
+            for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
+                first.add([item], ended=False)
+                sums.append(checksum_of_item(item))
+        finally:
+            run.close()
+        first.add([], ended=True)
+        return first.marks, sums
 
     def _compare(self, sums: list[str]) -> None:
         """Worker 0 began with items of these checksums, in any process."""
@@ -309,7 +328,7 @@ class ShareRecords(Iterable[Any]):
         self._reader: ShareReader | None = None
         self._sought: ShareReader | None = None  # stands where reading begins
         self._first: list[str] | None = []  # checksums of the first items, until they are enough
-        self._taken: tuple[int, str] | None = None  # a state, and the number of the next item then
+        self._taken: tuple[int, bool, str] | None = None  # a state, as in a `Mark`
         self._sums: list[str] = []  # of the items since
         self._due = time.perf_counter() + LEAST_S
 
@@ -379,7 +398,7 @@ class ShareRecords(Iterable[Any]):
         """A reader that stands at ``mark``; None if its state does not lead to the items that came."""
         for late in (False, True):
             reader = self._of.reader(self._share)
-            if reader.goes_to(mark.n, decoded(json.loads(mark.state)), mark.sums, late=late):
+            if reader.goes_to(mark.n, mark.drew, decoded(json.loads(mark.state)), mark.sums, late=late):
                 return reader
             reader.close()
         self._of.forget_states("loaded into a copy it did not lead to the same next items", share=self._share, n=mark.n)
@@ -410,7 +429,7 @@ class ShareRecords(Iterable[Any]):
                         )
         self._due = max(self._due, began + LEAST_S) + (time.perf_counter() - began) / SHARE_OF_TIME
 
-    def _state(self, reader: ShareReader) -> tuple[int, str] | None:
+    def _state(self, reader: ShareReader) -> tuple[int, bool, str] | None:
         try:
             state = reader.state()
             text = json.dumps(encoded(state, "it"))
@@ -424,7 +443,7 @@ class ShareRecords(Iterable[Any]):
                 f"it has {len(text) / 2**20:.0f} MiB as JSON, which is too much to keep", share=self._share, n=reader.n
             )
             return None
-        return None if state is None else (reader.n, text)
+        return None if state is None else (reader.n, reader.drew, text)
 
 
 def shares_of(dataset: Any, lanes: int | None, bookmarks: Any, settings: Any, others: dict[str, Any]) -> WorkerShares:

@@ -23,7 +23,7 @@ class LaneInfo(torch_worker.WorkerInfo):
     asked = False
 
     def __init__(self, worker: int, workers: int, seed: int, dataset: Any) -> None:
-        super().__init__(id=worker, num_workers=workers, seed=seed >> 1, dataset=dataset)
+        super().__init__(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "seed"):

@@ -29,7 +29,7 @@ from multiprocessing.util import Finalize
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, final
 
-from penstock._errors import ClosedError, SampleError, WorkerDied
+from penstock._errors import ANEW, ClosedError, SampleError, WorkerDied
 from penstock._memory.parcel import pickled
 from penstock._workers.asleep import HangWatch
 from penstock._workers.lifetime import PATIENCE_S, patience_s
@@ -167,8 +167,7 @@ class ProcessPool:
     def _check_usable(self) -> None:
         if self._started and os.getpid() != self._owner:
             raise ClosedError(
-                f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader "
-                f"here."
+                f"these workers belong to process {self._owner}, and this process is a fork of it. {ANEW}"
             )
         if self._closed:
             raise ClosedError(ENDED)

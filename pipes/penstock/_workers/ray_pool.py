@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
-from penstock._errors import ClosedError, SampleError, WorkerDied, is_own_error
+from penstock._errors import ANEW, ClosedError, SampleError, WorkerDied, is_own_error
 from penstock._memory.allocation import afresh, anywhere
 from penstock._memory.parcel import BYTES, pickled, value_of
 from penstock._workers.lifetime import when_abandoned
@@ -219,15 +219,12 @@ class RayPool:
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
             raise ClosedError(
-                f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader "
-                f"here."
+                f"these workers belong to process {self._owner}, and this process is a fork of it. {ANEW}"
             )
         if self._closed:
-            raise ClosedError("these Ray workers have ended; build a new loader.")
+            raise ClosedError(f"these Ray workers have ended. {ANEW}")
         if self._actors.lost:
-            raise ClosedError(
-                "Ray was shut down or reconnected after this loader had started its workers. Build a new loader."
-            )
+            raise ClosedError(f"Ray was shut down or reconnected after this loader had started its workers. {ANEW}")
 
     # To the actors, and back.
 

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
-from penstock._errors import ClosedError
+from penstock._errors import ANEW, ClosedError
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, when_abandoned
 from penstock._workers.meter import Histogram, now, traced
@@ -245,7 +245,7 @@ class ReaderThread:
         """
         core, shelf = self._core, self._shelf
         if core.stopped:
-            raise ClosedError(f"{self._name} has ended; build a new loader.")
+            raise ClosedError(f"{self._name} has ended. {ANEW}")
         self._leave_source()
         shelf.source.reset(initial_state)
         self.state = shelf.source.get_state()

@@ -29,7 +29,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from penstock._errors import ClosedError
+from penstock._errors import ANEW, ClosedError
 from penstock._memory.allocation import anywhere
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, told_to_end, when_abandoned
@@ -203,7 +203,7 @@ class ThreadPool:
 
     def start(self) -> None:
         if self._core.stopped:
-            raise ClosedError("these worker threads have ended; build a new loader.")
+            raise ClosedError(f"these worker threads have ended. {ANEW}")
         if not self._core.threads:
             when_abandoned(self, partial(_end, self._core, PATIENCE_S))
             self._core.threads = {number: self._thread(number) for number in range(self._num_workers)}

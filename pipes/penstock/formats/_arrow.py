@@ -144,7 +144,6 @@ def _look(path: str, columns: list[str] | None) -> Look:
             in_file = head.startswith(_MAGIC)
             file.seek(8 if in_file else 0)  # the file format is a stream between two markers, plus an index
             schema = pyarrow.ipc.read_schema(file)
-            names = schema.names
             fixed = (number for number, field in enumerate(schema) if pyarrow.types.is_primitive(field.type))
             # One column is enough to count the rows.
             options = pyarrow.ipc.IpcReadOptions(included_fields=[next(fixed, 0)] if len(schema) else [])
@@ -163,7 +162,7 @@ def _look(path: str, columns: list[str] | None) -> Look:
         raise ValueError(
             f"{path} is not an Arrow file or stream, or was cut short{kind_of(head, 'arrow')}: {exc}"
         ) from exc
-    return Look(seen, chosen_types(path, schema, columns, names, {}), rows, offsets)
+    return Look(seen, chosen_types(path, schema, columns, {}), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:

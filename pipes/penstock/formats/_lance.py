@@ -199,7 +199,7 @@ def _files_of(data: Any) -> str:
 
 def _checked_columns(uri: str, data: Any, columns: list[str] | None) -> list[str]:
     """The columns to read, whose values ``take`` gives."""
-    wanted = [str(name) for name in chosen_types(uri, data.schema, columns, data.schema.names, {})]
+    wanted = [str(name) for name in chosen_types(uri, data.schema, columns, {})]
     for name in columns or wanted:
         field = data.schema.field(name)
         if "blob" in str(field.type) or (field.metadata or {}).get(b"lance-encoding:blob") == b"true":

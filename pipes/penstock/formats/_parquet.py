@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
@@ -142,8 +143,14 @@ def _look(path: str, columns: list[str] | None, folders: dict[str, Any]) -> Look
     """``more``: an upper bound, in bytes, on the memory for reading its longest row group."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
-    known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, known, folders)
+    types = chosen_types(
+        path,
+        metadata.schema.to_arrow_schema(),
+        columns,
+        folders,
+        # under a name that it does not know, pyarrow reads nothing, in silence
+        lambda name: _reader(io.BytesIO(), metadata).read_row_groups([], [name]).schema.names,
+    )
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []
@@ -164,6 +171,11 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
+    if stamp.size < 0:
+        raise ValueError(
+            f"{path} cannot be read in parts, because its server does not report its size, as with Content-Encoding. "
+            f"Store it without one, or download it first."
+        )
     with opened(without_copy(path), stamp) as raw:  # no copy, because the footer is a small part of the file
         try:
             metadata = _reader(raw).metadata
@@ -181,7 +193,8 @@ def _metadata(path: str, stamp: Stamp) -> Any:
 
 
 def _opened(path: str, stamp: Stamp, metadata: Any) -> Any:
-    return _reader(opened(path, stamp) if is_remote(path) or kept_in(path) is not None else path, metadata)
+    by_us = is_remote(path) or kept_in(path) is not None
+    return _reader(opened(path, stamp) if by_us else extra("pyarrow", _WHO).OSFile(os.fsencode(path)), metadata)
 
 
 def _reader(where: Any, metadata: Any = None) -> Any:

@@ -39,6 +39,7 @@ LONGEST_EXTENDED: Final = 2**20
 KEYS_KEPT: Final = 2**16
 """Samples that a stream remembers, to notice a sample whose files are not adjacent; an index looks at all."""
 FILES: Final = (b"0", b"\0", b"7")
+LINKS: Final = (b"1", b"2")
 # links, devices and folders: no data follows, whatever size they state
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # these describe the member that follows
@@ -48,6 +49,10 @@ CUT_SHORT: Final = "it ends there without an end-of-archive marker, so it was cu
 JOINED: Final = (
     "the end-of-archive marker is there, but more data follows, which would be lost. If that is another tar, join them "
     "with 'tar --concatenate' instead of cat, or keep both files; otherwise the file is damaged"
+)
+LINK: Final = (
+    "{!r} is a link, and links are not followed, so its sample would lack it. Create the tar with --dereference "
+    "--hard-dereference (in Python by tarfile.open(dereference=True)), which store the data instead"
 )
 SPARSE: Final = "it contains a sparse file, which is not supported. Create the tar without --sparse"
 NAMED: Final = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
@@ -66,8 +71,9 @@ def tar(
 
     Adjacent files with the same path up to the first dot of the base name form one sample. That path is the sample's
     ``"__key__"``; the rest of the name, in lower case, is the key of the file's contents: ``a/001.jpg`` and
-    ``a/001.seg.PNG`` make ``{"__key__": "a/001", "jpg": …, "seg.png": …}``. Members that are not files, have no dot in
-    their name, or are called ``__…__`` are skipped. Decode with ``Loader.from_dataset(transform=…)``.
+    ``a/001.seg.PNG`` make ``{"__key__": "a/001", "jpg": …, "seg.png": …}``. Folders and devices are skipped, and so are
+    files that have no dot in their name, or are called ``__…__`` or ``._…`` (which macOS adds). Decode with
+    ``Loader.from_dataset(transform=…)``.
 
     Files with an index (``python -m penstock index``) are read by position. Without one, ``counts`` gives the number of
     samples, and the files are read forward. Compressed files (.tar.gz, .tgz, .tar.zst, .tar.xz, .tar.bz2) are always
@@ -84,8 +90,8 @@ def tar(
             `penstock.Stream`. With ``epoch_size`` the result is a stream, and no index is needed, and none is used.
 
     Raises:
-        ValueError: A file has no index and no counts. On reading: a file is damaged, or has changed since it was
-            indexed.
+        ValueError: A file has no index and no counts. On reading: a file is damaged, a sample has links instead of
+            files, or a file has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     return known_files(FORMAT, paths, index, counts, ahead, options)
@@ -105,6 +111,7 @@ class _Member(NamedTuple):
     begin: int
     name: str | None
     data: bytes | None
+    is_link: bool = False
 
 
 def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole: bool = True) -> Iterator[_Member]:
@@ -177,8 +184,8 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
                 # Python refuses to parse thousands of digits
                 size = int(said["size"][:30]) if said.get("size", "").isdecimal() else size
             continue
-        if is_file:
-            yield _Member(begin, name or own_name, data)
+        if is_file or kind in LINKS:
+            yield _Member(begin, name or own_name, data, kind in LINKS)
         begin, name, size = at, None, None
 
 
@@ -203,6 +210,10 @@ def _grouped_files(
         if named is None:
             continue
         key, suffix = named[1], named[2].lower()
+        if suffix.startswith("_") and key.endswith("/"):  # "._1.jpg" has the attributes that macOS keeps of "1.jpg"
+            continue
+        if member.is_link:
+            raise _damaged(path, member.begin, LINK.format(member.name))
         if key != sample.get("__key__"):
             if sample:
                 yield begin, sample

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
@@ -40,6 +42,8 @@ class LightningCallback(Callback):
     - corrects Lightning's batch counter from the loader if a run resumes inside an epoch with another number of ranks
       or batch size;
     - starts the next epoch if ``max_steps`` would make Lightning continue inside a finished one;
+    - sets Lightning's number of batches anew in each epoch, because epochs of `Packs` and `Buckets` differ in length;
+      ``trainer.estimated_stepping_batches`` is the sum over the epochs;
     - lets each loader count its own epochs while training continues, whatever epoch number Lightning passes it after a
       resume;
     - repeats the batches of epoch 0 under ``overfit_batches``, in training and in validation;
@@ -85,6 +89,9 @@ class LightningCallback(Callback):
             self._overfits = trainer.overfit_batches > 0  # type: ignore[attr-defined]
             source = trainer.fit_loop._data_source
             vars(source)["dataloader"] = lambda: self._seen(type(source).dataloader(source))
+            if not isinstance(trainer, _Summing):
+                kind = type(trainer)
+                trainer.__class__ = type(kind.__name__, (_Summing, kind), {})
             if self._overfits:
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
                 vars(validation)["dataloader"] = lambda: _at_epoch_0(
@@ -95,6 +102,8 @@ class LightningCallback(Callback):
         """Stop intercepting loaders."""
         for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
             vars(loop._data_source).pop("dataloader", None)
+        if isinstance(trainer, _Summing):
+            trainer.__class__ = type(trainer).__bases__[1]
 
     def _seen(self, dataloaders: Any) -> Any:
         """Move the loaders in ``dataloaders`` to the right position before anyone fetches from them."""
@@ -134,9 +143,7 @@ class LightningCallback(Callback):
         if self._fetch_again:
             self._fetch_again = False
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]  # the load invalidated its old iterator
-        for loader in self._loaders:
-            if (batches := _length(loader)) is not None:
-                _refuse_unequal(trainer, batches)
+        self._limit(trainer)
         self._count_as_the_loader(trainer)
         if self._loaders:
             _begin_the_next_epoch(trainer)
@@ -163,6 +170,24 @@ class LightningCallback(Callback):
         ):
             for loader, start in zip(self._loaders, starts, strict=False):
                 loader.load_state_dict(start)
+        self._limit(trainer)
+
+    def _limit(self, trainer: Trainer) -> None:
+        """Set what Lightning takes from the lengths of the loaders, which it reads only once, and refuse ranks of
+        unequal length.
+        """
+        for loader in self._loaders:
+            if (batches := _length(loader)) is not None:
+                _refuse_unequal(trainer, batches)
+        fit: Any = trainer.fit_loop
+        if not self._overfits:
+            fit._combined_loader.limits[:] = _limits(trainer)  # in place, because its iterator has them, too
+        batches = sized_len(fit._combined_loader)
+        if batches is None or batches == fit.max_batches:
+            return
+        fit.max_batches = fit._data_fetcher.length = batches
+        if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch not in (None, math.inf):
+            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Commit the batch that was just trained."""
@@ -224,6 +249,35 @@ def _begin_the_next_epoch(trainer: Trainer) -> None:
             one.reset_restart_stage()
 
 
+class _Summing:
+    """Put before the class of a `Trainer` while it fits, because ``configure_optimizers`` reads
+    ``estimated_stepping_batches`` before any hook of a callback knows the loaders.
+    """
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Optimizer steps in all epochs; Lightning's own are those of the first epoch, times their number."""
+        trainer: Any = self
+        steps: int | float = super().estimated_stepping_batches  # type: ignore[misc]
+        if trainer.max_epochs == -1 or trainer.num_training_batches == math.inf or trainer.overfit_batches:
+            return steps
+        together = min if trainer.fit_loop._combined_loader._mode == "min_size" else max
+        batches = [together(_limits(trainer, epoch)) for epoch in range(max(trainer.max_epochs, 1))]
+        steps = sum(math.ceil(count / trainer.accumulate_grad_batches) for count in batches)
+        return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
+
+
+def _limits(trainer: Any, epoch: int | None = None) -> list[int | float]:
+    """The batches that Lightning takes from each loader in an epoch; None: in the present one."""
+    limit = trainer.limit_train_batches
+    lengths = [_length(loader, epoch) for loader in trainer.fit_loop._combined_loader.flattened]
+    whole = [math.inf if length is None else length for length in lengths]
+    return [
+        min(length, limit) if isinstance(limit, int) else length if limit == 1 else int(length * limit)
+        for length in whole
+    ]
+
+
 @final
 class _Epoch0:
     """A loader that starts with epoch 0 on every iteration, for ``overfit_batches``.
@@ -260,11 +314,12 @@ def _to_epoch_0(loader: Loader[Any]) -> None:
     loader.load_state_dict({key: json.dumps(json.loads(text) | {"state": loader.root.start_of(0)})})
 
 
-def _length(loader: Loader[Any]) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
+def _length(loader: Any, epoch: int | None = None) -> int | None:
+    """Batches in ``epoch``; None: in the present one, or if a loader cannot tell them apart."""
+    if epoch is not None and isinstance(loader, Loader):
+        with contextlib.suppress(TypeError):
+            return loader.count_batches([epoch])
+    return sized_len(loader)
 
 
 def _refuse_unequal(trainer: Trainer, batches: int) -> None:

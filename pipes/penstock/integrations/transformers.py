@@ -8,7 +8,10 @@ To use your own loader, return it from ``get_train_dataloader``, add the `HFTrai
 from __future__ import annotations
 
 import logging
-from itertools import cycle, islice
+import math
+from bisect import bisect_right
+from contextlib import suppress
+from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -44,7 +47,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
-        ValueError: When training resumes without ``ignore_data_skip=True``.
+        ValueError: When training resumes without ``ignore_data_skip=True``. When it begins: the epochs differ in
+            length, and the trainer has no `HFTrainerMixin`.
         StateError: When training resumes: the checkpoint has no state of a loader, or it belongs to another loader.
     """
 
@@ -54,14 +58,16 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         self._resumed: tuple[int, int] | None = None
         self._begun = -1  # epochs that this run has begun, not counting the first
         self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
-        # whether the trainer knows how many batches are left in the epoch in which it resumes
-        self._told_of_short_windows = False
+        # whether the trainer knows how many batches each epoch has, and how many are left where it resumes
+        self._told_of_lengths = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """On every process, load the state if the trainer resumes."""
         self._training = loader = _loader(kwargs)
+        if not self._told_of_lengths:
+            _refuse_lengths_that_differ(loader, state)
         self._resumed, self._begun, self._loaded = None, -1, None
         if state.global_step == 0:
             return
@@ -85,7 +91,7 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
         if _length(loader) is None:
             self._loaded = None if loader.infinite else loader.epoch
-        elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_short_windows:
+        elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_lengths:
             log.warning(
                 f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in "
                 f"which it resumes: it counts from the resume, so they do not fill "
@@ -120,7 +126,7 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """What the trainer saves of this callback: the loader's state."""
         saved = None if self._training is None else self._training.state_dict()
-        return {"args": {}, "attributes": {"loader": saved, "_told_of_short_windows": self._told_of_short_windows}}
+        return {"args": {}, "attributes": {"loader": saved, "_told_of_lengths": self._told_of_lengths}}
 
 
 class HFTrainerMixin(_Trainer):
@@ -151,6 +157,7 @@ class HFTrainerMixin(_Trainer):
         self.args.ignore_data_skip = True
         self._training_loader: Loader[Any] | None = None
         self._kept: dict[str, _Evaluation] = {}  # the loaders whose workers outlive an evaluation
+        self._steps: list[int] = []  # optimizer steps in each epoch; empty if the loader cannot count them
         if not any(isinstance(one, HFTrainerCallback) for one in self.callback_handler.callbacks):
             self.add_callback(HFTrainerCallback())
 
@@ -158,24 +165,47 @@ class HFTrainerMixin(_Trainer):
         """See `Trainer.train`; the workers end when it returns."""
         for one in self.callback_handler.callbacks:
             if isinstance(one, HFTrainerCallback):
-                one._told_of_short_windows = hasattr(Trainer, "_run_epoch")
+                one._told_of_lengths = hasattr(Trainer, "_run_epoch")
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self._close_training_loader()
 
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: Any, *more: Any) -> Any:
+        """See `Trainer.set_initial_training_values`, which takes all epochs for as long as the first.
+
+        The steps, for the learning rate too, are the sum over the epochs.
+        """
+        *values, steps = super().set_initial_training_values(args, dataloader, *more)
+        self._steps = []
+        if isinstance(dataloader, Loader) and getattr(self, "get_sp_size", lambda: 1)() == 1:
+            with suppress(TypeError):
+                self._steps = _steps_by_epoch(dataloader, args)
+        if self._steps:
+            values[0] = len(self._steps)
+            if args.max_steps <= 0:
+                *whole, last = self._steps
+                steps = sum(whole) + math.ceil(last * (args.num_train_epochs - len(whole)))
+        return *values, steps
+
+    def _init_training_state(self, *args: Any, **given: Any) -> Any:
+        """Tell the trainer (of transformers 5) in which epoch it resumes."""
+        trained, steps = super()._init_training_state(*args, **given)
+        return bisect_right(list(accumulate(self._steps)), self.state.global_step) if self._steps else trained, steps
+
     def _run_epoch(self, *args: Any, **given: Any) -> None:
-        """Tell the trainer (of transformers 5) how many batches are left in the epoch in which it resumes.
+        """Tell the trainer (of transformers 5) how many batches the epoch has, or has left where it resumes.
 
         It detects the last, short window of gradient accumulation by its number in the epoch, but with
         ``ignore_data_skip`` it counts from the resume, so that window made no step, and its gradients went into the
         next one.
         """
         loader: Any = given.get("train_dataloader")
-        window = self.args.gradient_accumulation_steps
-        sized = isinstance(loader, Loader) and _length(loader) == given.get("steps_in_epoch")
-        if sized and loader.epoch == given["epoch"] and (left := loader.remaining):
-            given |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // window)}
+        if self._steps and isinstance(loader, Loader):
+            window, left = self.args.gradient_accumulation_steps, loader.epoch == given["epoch"] and loader.remaining
+            with suppress(TypeError):  # the length was wrong
+                batches = left or loader.count_batches([given["epoch"]])
+                given |= {"steps_in_epoch": batches, "num_update_steps_per_epoch": -(-batches // window)}
         super()._run_epoch(*args, **given)  # type: ignore[no-untyped-call]
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -314,7 +344,7 @@ class _Evaluation:
         return iter(self._batches)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._batches.loader)
 
 
 @final
@@ -347,6 +377,27 @@ def _strategy(args: TrainingArguments) -> str:
     return getattr(args, "train_sampling_strategy", None) or (
         "group_by_length" if getattr(args, "group_by_length", False) else "random"
     )
+
+
+def _steps_by_epoch(loader: Loader[Any], args: TrainingArguments) -> list[int]:
+    """Optimizer steps in each epoch of the run."""
+    steps: list[int] = []
+    left = args.max_steps
+    while left > 0 if args.max_steps > 0 else len(steps) < args.num_train_epochs:
+        steps.append(max(1, -(-loader.count_batches([len(steps)]) // args.gradient_accumulation_steps)))
+        left -= steps[-1]
+    return steps
+
+
+def _refuse_lengths_that_differ(loader: Loader[Any], state: TrainerState) -> None:
+    with suppress(TypeError):
+        counts = {loader.count_batches([epoch]) for epoch in range(state.num_train_epochs)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"the epochs have {min(counts)} to {max(counts)} batches, but the trainer takes all for as long as the "
+                f"first. Write class MyTrainer(HFTrainerMixin, Trainer) and keep your get_train_dataloader: with "
+                f"transformers 5 the mixin counts each epoch. Or leave out count=True, and pass max_steps."
+            )
 
 
 def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:

@@ -16,7 +16,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock._errors import ClosedError, WorkerDied
+from penstock._errors import ANEW, ClosedError, WorkerDied
 from penstock._memory.slots import KeptBatches
 from penstock._workers.lifetime import PATIENCE_S, undisturbed
 from penstock._workers.processes.launchers import ByContext, Launcher
@@ -39,7 +39,7 @@ up to 5 s in total.
 _ALL = 2**63 - 1
 """Above the number of any task."""
 
-ENDED = "these worker processes have ended; build a new loader."
+ENDED = f"these worker processes have ended. {ANEW}"
 
 
 class Supervisor:

@@ -93,6 +93,10 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             os._exit(NO_DESCRIPTORS)
         raise
+    finally:
+        if callable(close := getattr(setup.work, "close", None)):
+            with contextlib.suppress(Exception):
+                close()
 
 
 def _load(fd: int, nbytes: int) -> Setup:
@@ -221,6 +225,11 @@ class _Server:
                 os._exit(NO_DESCRIPTORS)
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
+                if "process group has not been initialized" in str(error):
+                    error.add_note(
+                        "worker processes belong to no process group: ask for the rank in your training process, and "
+                        "give it to the dataset as an argument. (The loader splits data by rank: the dataset must not.)"
+                    )
             return ERROR, self._failure(error)
         finally:
             self._area.row[0] = IDLE

@@ -20,7 +20,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock._errors import WorkerDied
+from penstock._errors import ANEW, WorkerDied
 from penstock._workers.forking import come_up, fork, until_up
 from penstock._workers.processes.deaths import UNKNOWN, Watched, cause_of
 from penstock._workers.processes.own_offsets import own_offsets
@@ -206,7 +206,7 @@ class ByZygote:
 
     def _lost(self) -> WorkerDied:
         how = cause_of(self._exit_code())
-        return WorkerDied(f"the process that forks the workers (pid {self._pid}) has died: {how}. Build a new loader.")
+        return WorkerDied(f"the process that forks the workers (pid {self._pid}) has died: {how}. {ANEW}")
 
     def _reap(self) -> None:
         """Wait for the end of the zygote, and close its socket. Idempotent."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensors import make
 
-from penstock._memory.reused import FIRST, OwnMemory
+from penstock._fetch.reused import FIRST, OwnMemory
 
 N = 12
 
