@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tensors import KINDS, SLOW, content, make
+from tensors import KINDS, SLOW, content, make, of_prototypes
 
 from penstock import GraphError
 from penstock._fetch.dataset_copies import LARGE, DatasetCopies
@@ -110,7 +110,7 @@ def test_a_copy_that_cannot_be_made_is_said():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SLOW])
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # of torch's own function for quantized ones
+@of_prototypes
 def test_tensors_of_every_kind_are_copied(kind):
     """Seen to fail by an AttributeError for dtypes without a storage class."""
     data = Data(part=make(kind))

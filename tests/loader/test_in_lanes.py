@@ -470,7 +470,7 @@ def test_a_large_copy_for_each_lane_is_said_once(blocks, says, caplog):
 
     with Loader.from_dataset(Many(), lanes=3, batch_size=2) as loader:
         assert len(list(loader)) == 6
-    assert caplog.text.count("each of lanes=3 reads a copy of Many, which takes 27 MB when pickled") == says
+    assert caplog.text.count("each of lanes=3 reads a copy of Many, of 27 MB when pickled") == says
     assert len(caplog.messages) == says
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensors import KINDS, SLOW, content, make
+from tensors import KINDS, SLOW, content, make, of_prototypes
 
 from penstock._memory.parcel import Parcel, pickled, unpack
 
@@ -20,7 +20,7 @@ def sent(value: Any) -> Any:
     return unpack(memory)
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # of torch's own function for quantized ones
+@of_prototypes
 @pytest.mark.parametrize("way", [lambda value: pickle.loads(pickled(value)), sent], ids=["task", "answer"])
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.soak) if k in SLOW else k for k in KINDS])
 def test_tensors_of_every_kind_come_back(kind, way):

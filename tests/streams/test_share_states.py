@@ -20,7 +20,7 @@ from global_draws import draw, generators
 from hypothesis import HealthCheck, given, settings
 from pairwise import mostly_soak
 from tensors import KINDS as KINDS_OF_TENSORS
-from tensors import SLOW, make
+from tensors import SLOW, make, of_prototypes
 from worker_pids import worker_pids
 
 from penstock import Loader, StateMismatch, Stream
@@ -143,7 +143,7 @@ def test_a_state_of_a_dataset_that_fills_one_buffer(tmp_path, said, way):
     assert said() == []
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # of torch's own function for quantized ones
+@of_prototypes
 @pytest.mark.parametrize("item", [kind for kind in KINDS_OF_TENSORS if kind not in SLOW])
 def test_every_item_has_a_checksum(item):
     """Of its content, as far as that can be read. Seen to fail by a NotImplementedError."""

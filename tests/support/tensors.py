@@ -8,6 +8,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
@@ -70,6 +71,10 @@ KINDS: dict[str, Callable[[], Any]] = {
     "large meta": lambda: torch.empty(10**12, device="meta"),
 }
 
+
+_PROTOTYPES = ["TypedStorage is dep", "torch.quantize", "ComplexHalf", "The PyTorch API of nested", "Sparse"]
+of_prototypes = pytest.mark.filterwarnings(*(f"ignore:{text}" for text in _PROTOTYPES))
+"""Torch warns of some kinds, once in each process, wherever one is made or rebuilt first."""
 
 SLOW = ["jagged", "jagged uint16"]
 """For them, torch imports for seconds."""

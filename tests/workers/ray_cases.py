@@ -34,6 +34,7 @@ import ray_ledger
 import torch
 from ray.cluster_utils import Cluster
 from strikes import Strikes, only_locks_of_c
+from tensors import DTYPES, Holds, Yields, as_they_are, content, make
 from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
@@ -96,7 +97,7 @@ class Once(Draws):
 
 def built(dataset: Any, workers: int = 0, *, method: Any = "ray", **options: Any) -> Loader[Any]:
     return Loader.from_dataset(
-        dataset, batch_size=4, num_workers=workers, method=method, **{"shuffle": True, "seed": 3, **options}
+        dataset, num_workers=workers, method=method, **{"batch_size": 4, "shuffle": True, "seed": 3, **options}
     )
 
 
@@ -274,6 +275,24 @@ def a_stream_is_read_here_and_transformed_there() -> None:
     driver = os.getpid()
     with built(Numbers(), 2, shuffle=False, transform=there, collate_fn=list) as loader:
         assert [item for batch in loader for item in batch] == [(2 * k, True) for k in range(50)]
+
+
+@case
+def tensors_of_every_dtype() -> None:
+    """Held by the dataset, as items on their way to a worker, and in a class of the program's own."""
+    with built(Holds(DTYPES), 1, batch_size=None, collate_fn=as_they_are, shuffle=False) as loader:
+        found = dict(list(loader))
+    assert {DTYPES[number]: content(one) for number, one in found.items()} == {
+        name: content(make(name)) for name in DTYPES
+    }
+
+    class Mine(Yields):
+        def of(self, number: int) -> Any:
+            return Own(super().of(number))
+
+    with built(Mine(DTYPES), 1, batch_size=None, collate_fn=as_they_are, shuffle=False) as loader:
+        found = dict(list(loader))
+    assert [content(one.samples) for one in found.values()] == [content(make(name)) for name in DTYPES]
 
 
 @case

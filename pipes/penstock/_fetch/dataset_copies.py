@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import mmap
 import pickle
 import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -16,9 +15,6 @@ import torch
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.held import EndOfWalk
 from penstock._memory.parcel import Reducers, reduce_as_torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LARGE: Final = 2**16
 """Bytes of the largest array or tensor that is copied. A larger one is data, which all copies share."""
@@ -57,15 +53,22 @@ class DatasetCopies(EndOfWalk):
         Raises:
             GraphError: It cannot be copied.
         """
-        if self._pickled is None:
-            self._pickled, self.attributes = self._as_it_is(), plain(self.dataset)
-            self._versions = [
-                (one, one._version)
-                for one in self._pickled[1]
-                if isinstance(one, torch.Tensor) and not one.is_inference()
-            ]
-        with self._explained():
+        try:
+            if self._pickled is None:
+                pickler = _Pickler(file := io.BytesIO())
+                pickler.dump(self.dataset)
+                tensors = [one for one in pickler.shared if isinstance(one, torch.Tensor) and not one.is_inference()]
+                self._versions = [(one, one._version) for one in tensors]
+                self._pickled, self.attributes = (file.getvalue(), pickler.shared), plain(self.dataset)
             return _Unpickler(*self._pickled).load()
+        except Exception as exc:
+            if not is_own_error(exc):
+                raise
+            raise GraphError(
+                f"{type(self.dataset).__name__} cannot be copied ({type(exc).__name__}: {exc}), but each lane reads a "
+                f"copy with a position of its own. Open files and connections, and make generators and locks, in "
+                f"__iter__; and instead of a value that your loop shares with it, give it a set_epoch(epoch)."
+            ) from exc
 
     @property
     def nbytes(self) -> int:
@@ -86,26 +89,6 @@ class DatasetCopies(EndOfWalk):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "_pickled": None, "_versions": [], "attributes": {}}
-
-    def _as_it_is(self) -> tuple[bytes, list[Any]]:
-        file = io.BytesIO()
-        pickler = _Pickler(file)
-        with self._explained():
-            pickler.dump(self.dataset)
-        return file.getvalue(), pickler.shared
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:
-            if not is_own_error(exc):
-                raise
-            raise GraphError(
-                f"{type(self.dataset).__name__} cannot be copied ({type(exc).__name__}: {exc}), but each lane reads a "
-                f"copy with a position of its own. Open files and connections, and make generators and locks, in "
-                f"__iter__; and instead of a value that your loop shares with it, give it a set_epoch(epoch)."
-            ) from exc
 
 
 class _Pickler(pickle.Pickler):

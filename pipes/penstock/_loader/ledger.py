@@ -135,9 +135,8 @@ class Ledger(Shown, Generic[T]):
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
-            "a Ledger cannot be copied or pickled: one object hands out the samples of its loader. Give its "
-            "state_dict() to the load_state_dict of a Ledger over another loader; and leave it out of what workers or "
-            "lanes copy."
+            "a Ledger cannot be copied or pickled: it alone hands out the samples of its loader. Give its state_dict() "
+            "to a Ledger over another loader, and leave it out of what workers or lanes copy."
         )
 
     def details(self) -> dict[str, Any]:

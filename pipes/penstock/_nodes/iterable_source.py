@@ -185,7 +185,7 @@ class IterableSource(FirstNode[Indices]):
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._once = Once()
         self._may_ask = isinstance(self.iterable, IterableDataset)
-        self._own = OwnMemory()  # of this pass
+        self._own = OwnMemory()
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
@@ -345,7 +345,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _go(self, state: State) -> None:
         """Move the iterable to ``state``."""
-        self._stands, self._own = None, OwnMemory()
+        self._stands = None
         follows, self._follows = self._follows, None
         self._epoch, self._position, self._ended = state["epoch"], 0, False
         inner = state[self._reader.KEY]

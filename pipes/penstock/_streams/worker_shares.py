@@ -158,10 +158,9 @@ class WorkerShares:
         if self.copies.nbytes > LARGE_COPY:
             self.warn_once(
                 "large copies",
-                f"each of lanes={self.lanes} reads a copy of {self.name}, which takes "
-                f"{self.copies.nbytes / 1e6:.0f} MB when pickled, and in memory several times that if it consists of "
-                f"Python objects. Copies share NumPy arrays and tensors of more than 64 KB, Arrow "
-                f"tables and long strings: hold the data in one of these, or read it from files in __iter__.",
+                f"each of lanes={self.lanes} reads a copy of {self.name}, of {self.copies.nbytes / 1e6:.0f} MB when "
+                f"pickled; Python objects take several times that. Copies share arrays and tensors of more than 64 KB, "
+                f"Arrow tables and long strings: hold the data in these, or read it from files in __iter__.",
             )
         return reader
 
