@@ -83,7 +83,7 @@ SIZES = [
 def test_each_rank_has_samples_in_a_row_and_each_round_those_of_items(world_size, batch_size, drop_last, tail, begin):
     """What gather returns is the order of the data, from any position on.
 
-    Seen to fail: with the rest of the last round dealt like cards; with a part as long as that of rank 0 on all ranks.
+    Seen to fail: with the faults of ``part`` and of the padding that stand in faults.txt.
     """
     drop_last = drop_last and tail != "exact"
     words: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last, "tail": tail}

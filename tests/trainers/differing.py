@@ -10,6 +10,7 @@ Every rank writes what it saw to FOLDER/rank<r>.json.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import logging
 import math
@@ -154,9 +155,8 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def main(folder: Path) -> None:
-    quiet()
-    faulthandler.dump_traceback_later(200, exit=True)
+def on_two_ranks(folder: Path) -> dict[str, Any]:
+    """What this rank has seen."""
     model, trainer = lightning(folder / "lightning", ranks=2)
     seen: dict[str, Any] = {"lightning": model.seen, "estimated": [model.estimated, trainer.global_step]}
     seen["lightning again"] = lightning(resume=folder / "lightning" / "step=14.ckpt", ranks=2)[0].seen
@@ -164,10 +164,18 @@ def main(folder: Path) -> None:
         lightning(loader=new_loader(500, tail="exact"), ranks=2)
     except penstock.GraphError as exc:
         seen["refused"] = str(exc)
-    whole = hugging_face(folder / "hf")
+    whole = hugging_face(folder / "hf", logging_strategy="no")
     seen |= {"hf": whole.model.seen, "hf steps": [whole.state.max_steps, whole.state.global_step]}
-    seen["hf again"] = hugging_face(folder / "hf", resume=14, save_strategy="no").model.seen
-    (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    again = hugging_face(folder / "hf", resume=14, save_strategy="no", logging_strategy="no")
+    return {**seen, "hf again": again.model.seen}
+
+
+def main(folder: Path) -> None:
+    quiet()
+    faulthandler.dump_traceback_later(200, exit=True)
+    (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(on_two_ranks(folder)))
+    gc.collect()  # the models, whose reducers must go before the group
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

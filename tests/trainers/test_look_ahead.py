@@ -84,7 +84,7 @@ WRAPPERS = pytest.mark.parametrize("wrap", [Ahead, timms])
 
 @WRAPPERS
 def test_each_resume_loses_a_batch_without_commit(wrap: Callable[[Loader[Any]], Any]) -> None:
-    """What the pages say of it; if this changes, so must they. Seen to fail: with `commit`."""
+    """What the pages say of it; if this changes, so must they. Not seen to fail."""
     whole, inside, _ = train(build(commit=False), wrap, commit=False)
     for k in (1, 2, 3, 6):  # the next one has been fetched, unless this was the last of an epoch
         assert train(build(inside[k - 1], commit=False), wrap, commit=False)[0] == whole[k + 1 :]
