@@ -244,8 +244,8 @@ class Large(IterableDataset):
 
 
 def test_batches_that_are_kept_stay_as_they_are() -> None:
-    """Those of a stream may be made in recycled memory, but never while one is in use. Not seen to fail, and it does not
-    show that memory is recycled.
+    """Those of a stream may be made in recycled memory, but never while one is in use. Not seen to fail, and it does
+    not show that memory is recycled.
     """
     with Loader.from_dataset(Large(), batch_size=4, num_workers=2) as loader:
         kept = [batch for number, batch in enumerate(loader) if number in (0, 4, 5)]
