@@ -3,6 +3,7 @@ loop that leaves some behind."""
 
 from __future__ import annotations
 
+import pickle
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -220,6 +221,7 @@ def test_the_batches_of_a_run_are_counted_exactly(build: Any, ranks: int) -> Non
     for rank in range(ranks):
         with build(rank=rank, world_size=ranks) as one:
             total, parts = one.count_batches(4), [one.count_batches(range(epoch, epoch + 1)) for epoch in range(4)]
+            pickle.dumps(one)  # which a loader that was started refuses
             read = [sum(1 for _ in one) for _ in range(4)]
             assert parts == read
             assert total == sum(read) == one.count_batches(4)

@@ -17,6 +17,7 @@ from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration
 from tests.trainers import loops
+from torch.utils.data import BatchSampler
 
 import penstock
 from penstock import Loader
@@ -244,6 +245,29 @@ def test_a_scripts_own_skip_loop(tmp_path: Path, run_program: Callable[..., str]
     assert json.loads(seen("resume", "save", "skip").removeprefix("SEEN ")) == whole[4:]  # 2 batches are lost
     assert json.loads(seen("whole", "no", "delete").removeprefix("SEEN ")) == whole
     assert json.loads(seen("resume", "no", "skip").removeprefix("SEEN ")) == whole[2:]
+
+
+@pytest.mark.parametrize(
+    ("words", "remainder"),
+    [
+        ({}, 3),
+        ({"split": "items"}, -1),
+        ({"num_workers": 2, "method": "thread", "in_order": False}, -1),  # what is repeated may come in any batch
+        ({"drop_last": True}, 0),
+        ({"tail": "exact"}, 0),
+        ({"batch_size": 1, "batch_sampler": BatchSampler(range(11), 4, False)}, 3),
+    ],
+    ids=["default", "items", "as they finish", "drop_last", "exact", "batch sampler"],
+)
+def test_how_many_samples_of_the_last_round_are_kept(words, remainder) -> None:
+    """Of 11 samples in rounds of 2 x 4. Seen to fail: a KeyError with ``in_order=False``, whose
+    states are others.
+    """
+    accelerator = new_accelerator()
+    with Loader.from_dataset(Tagged(11), **{"batch_size": 4, "rank": 0, "world_size": 2, **words}) as loader:
+        for _ in AccelerateLoader(loader, accelerator, save=False):
+            last = accelerator.gradient_state.end_of_dataloader, accelerator.gradient_state.remainder
+    assert last == (True, remainder)
 
 
 def test_uneven_ranks_are_said_or_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,6 +84,7 @@ class AccelerateLoader(DataLoader[T]):
         nodes = list(loader.root.chain())
         self._sharder = next((node for node in nodes if isinstance(node, Sharder)), None)
         self._batcher = next((node for node in nodes if isinstance(node, Batcher)), None)
+        self._in_order = all(getattr(node, "in_order", True) for node in nodes)
         if self._sharder is not None:
             self._ask(self._sharder, ranks)
         if save:
@@ -213,7 +214,7 @@ class AccelerateLoader(DataLoader[T]):
 
     def _kept(self, before: Any) -> int:
         """How many samples of the last round are not repeated, over all ranks, as ``GradientState.remainder``: 0 if
-        none is repeated, -1 if gathering leaves the repeated ones between the others.
+        none is repeated, -1 if the repeated ones come between the others, or in another round.
 
         Args:
             before: Where the loader was before the last batch, or before it moved to the epoch.
@@ -221,6 +222,8 @@ class AccelerateLoader(DataLoader[T]):
         sharder = self._sharder
         if sharder is None or sharder.ranks()[1] == 1 or sharder.tail != "pad":
             return 0
+        if not self._in_order:
+            return -1
         source, world_size = sharder.upstream, sharder.ranks()[1]
         if before["epoch"] != self.loader.epoch or not source.left(before):
             before = source.start(self.loader.epoch)
