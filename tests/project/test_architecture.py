@@ -66,8 +66,8 @@ refuse to be looked at; 43 are tensors in shared memory, passed to new interpret
 travel in columns; 87 are seeds, ``worker_init_fn`` and shared values in lanes; 37 are samplers that a copy may not
 repeat; 27 are the gradient mode of a user's generator; 145 are whole batches, and what Accelerate counts, gathers and
 schedules; 140 are epochs of differing lengths, in trainers; 110 are weights that were replaced, loaders built again,
-and what leaves no batch; 120 are live sources and generators that end; 100 are tensors of every dtype and memory that is
-filled again; 80 are the seeds of lanes, and what a rank gives up to compare; 50 are links, encodings and copies of
+and what leaves no batch; 120 are live sources and generators that end; 100 are tensors of every dtype and memory that
+is filled again; 80 are the seeds of lanes, and what a rank gives up to compare; 50 are links, encodings and copies of
 files."""
 
 WIDTH = 120
