@@ -332,9 +332,9 @@ def exact(result: dict[str, Any]) -> bool:
     return len(result["whole"]) > result["at"] and result["whole"][result["at"] :] == result["resumed"]
 
 
-def right(rank: int, ranks: int) -> list[list[int]]:
+def right(rank: int, ranks: int, split: Any = "items") -> list[list[int]]:
     """The batches of a plain loop over the loader."""
-    with new_loader(rank=rank, world_size=ranks) as loader:
+    with new_loader(rank=rank, world_size=ranks, split=split) as loader:
         return [batch.tolist() for _ in range(EPOCHS) for batch in loader]
 
 
