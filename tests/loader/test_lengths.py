@@ -214,6 +214,19 @@ def test_a_request_is_forgotten_once_a_loop_has_begun_by_it() -> None:
 # How many batches a run has.
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_the_length_of_a_ramp_is_that_of_its_epoch(ranks: int, tail: Any) -> None:
+    """Seen to fail: 20 for 15 before the first batch, because its first size was taken for that of all batches."""
+    ramp = Ramp([(0, 2), (20, 4), (50, 8)])
+    for epoch in range(3):
+        words = {"shuffle": True, "seed": 1, "tail": tail, "rank": ranks - 1, "world_size": ranks}
+        with Loader.from_dataset(Tagged(40), ramp, **words) as one:
+            one.set_epoch(epoch)
+            told = len(one)
+            assert told == one.count_batches([epoch]) == sum(1 for _ in one)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("build", [loader, packs])
 def test_the_batches_of_a_run_are_counted_exactly(build: Any, ranks: int) -> None:

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from tests.trainers import loops
 from torch.utils.data import BatchSampler
 
 import penstock
-from penstock import Loader
+from penstock import Buckets, Loader, Packs, Ramp
 from penstock.integrations.accelerate import AccelerateLoader
 from penstock.nodes import Batcher, Cycler, Sampler
 from penstock.orders import SequentialOrder
@@ -268,6 +269,29 @@ def test_how_many_samples_of_the_last_round_are_kept(words, remainder) -> None:
         for _ in AccelerateLoader(loader, accelerator, save=False):
             last = accelerator.gradient_state.end_of_dataloader, accelerator.gradient_state.remainder
     assert last == (True, remainder)
+
+
+def test_before_prepare_the_length_is_that_of_all_ranks() -> None:
+    """As a `Loader` of one rank has it. Seen to fail: 18 batches for 15 of Buckets with keys, whose rounds are of
+    ranks."""
+    accelerator, keys, lengths = new_accelerator(), np.arange(40) % 3, np.arange(40) % 7 + 1
+    for words in (
+        {"batch_size": 4, "drop_last": True},
+        {"batch_size": 4, "tail": "exact"},
+        {"batch_size": Ramp([(0, 2), (20, 4)])},
+        {"groups": Buckets(keys=keys, batch_size=3)},
+        {"groups": Packs(lengths, 16, block=16, count=True), "batch_size": 2},
+        {"batch_sampler": BatchSampler(range(40), 3, False)},
+    ):
+        words |= {"dataset": [np.zeros(length) for length in lengths], "seed": 1}
+        with (
+            Loader.from_dataset(**words) as alone,
+            Loader.from_dataset(**words, rank=1, world_size=2) as one,
+            Loader.from_dataset(**words, rank=1, world_size=2) as another,
+        ):
+            shim = AccelerateLoader(one, accelerator, save=False)
+            assert len(shim) == len(alone)
+            assert len(accelerator.prepare(shim)) == len(one) == len(another)
 
 
 def test_uneven_ranks_are_said_or_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -79,8 +79,9 @@ class Positions:
         return None if source is self.first else measured(source)[1]
 
     def claimed(self, epoch: int) -> int | None:
-        """Items in ``epoch`` according to the source; None if it does not say."""
-        return items_in(self._root, epoch)
+        """Items in ``epoch`` according to the source; None if it says no more than `items` knows."""
+        known = self.first.left(self.first.start(epoch))
+        return None if known is not None and self.first.claimed(epoch) == known else items_in(self._root, epoch)
 
     def skipped(self, before: State, after: State) -> bool:
         """Whether samples between two states are passed over by ``skip``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 import torch.distributed
@@ -11,7 +12,7 @@ from penstock._arguments import whole_number
 from penstock._errors import GraphError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -67,6 +68,16 @@ class Ranks:
         Changes nothing by itself.
         """
         self._anew = True
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In this context there is one rank, for counting. Nothing may be read."""
+        saved = self.pinned, self._anew
+        self.pinned, self._anew = (0, 1), False
+        try:
+            yield
+        finally:
+            self.pinned, self._anew = saved
 
     def now(self) -> tuple[int, int]:
         """The pinned rank and world size, or those that `pin` would find now."""

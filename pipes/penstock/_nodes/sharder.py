@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final, get_args
 
 import numpy as np
@@ -18,7 +17,8 @@ from penstock._nodes.ranks import Ranks
 from penstock._nodes.tails import Tail, check_tail, part, repeats, share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
     from torch.distributed.device_mesh import DeviceMesh
@@ -247,14 +247,9 @@ class Sharder(IndexNode[T]):
                 self.tail = self._dealt["tail"] = tail
         return self._split == split
 
-    @contextmanager
-    def undivided(self) -> Iterator[None]:
+    def undivided(self) -> AbstractContextManager[None]:
         """In this context there is one rank, for counting. Nothing may be read."""
-        ranks, self._ranks = self._ranks, Ranks(0, 1, None)
-        try:
-            yield
-        finally:
-            self._ranks = ranks
+        return self._ranks.alone()
 
     def look_up_again(self) -> None:
         """Look up rank and world size again at the next `reset`, because the process group may have been recreated.
