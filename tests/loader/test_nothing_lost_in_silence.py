@@ -18,8 +18,10 @@ from torchdata.nodes import BaseNode
 
 import penstock
 from penstock import Loader, SourceError, StateMismatch
-from penstock._nodes.epoch_planner import EpochPlanner
+from penstock._nodes.plan_source import PlanRequest
+from penstock._nodes.sampler_epochs import SamplerCopy
 from penstock._nodes.sampler_reading import Reading
+from penstock._nodes.sampler_traits import copied
 from penstock.nodes import Batcher, Cycler, IterableSource, Mapper, ParallelMapper, Prefetcher, Sharder
 from penstock.testing import Tagged
 
@@ -626,7 +628,7 @@ def test_two_loaders_may_share_a_sampler_and_its_generator(generator, given):
 
     alone = [Reading(sampler(), 4, epoch, batches=given, draws=False).block().values.tolist() for epoch in range(2)]
     shared = sampler(made)
-    planners = [EpochPlanner(shared, 4, batches=given) for _ in range(2)]
-    readings = [planner._open(planner._sampler, epoch) for epoch, planner in enumerate(planners)]
-    assert [reading.block().values.tolist() for reading in readings] == alone
+    readers = [SamplerCopy(copied(shared), 4, batches=given) for _ in range(2)]
+    readings = [reader(PlanRequest(epoch)) for epoch, reader in enumerate(readers)]
+    assert [reading.blocks[0].values.tolist() for reading in readings] == alone
     assert before is None or torch.equal(made.get_state(), before)

@@ -56,7 +56,7 @@ class Gated(TorchSampler):
     gate."""
 
     epoch = 0
-    read, write = os.read, os.write  # a sampler that names them counts as one that reads files
+    read, write = os.read, os.write
 
     def __init__(self):
         (self.entered, self.enter), (self.gate, self.key) = os.pipe(), os.pipe()
@@ -213,7 +213,7 @@ class TestSamplerWrapperPlansAhead:
     def test_so_that_a_slow_sampler_makes_no_gap(self, wrap, gated):
         """The epoch is in the making before the first sample of the one before is used. Seen red with the order for it
         left out."""
-        node = wrap(gated)
+        node = wrap(gated, plan_ahead=True)
         assert next(node) == Indices(0, 0, 0)
         assert select.select([gated.entered], [], [], 5)[0]
         assert plain(epoch_of(node)) == [1, 2, 3]
@@ -221,14 +221,9 @@ class TestSamplerWrapperPlansAhead:
         node.reset(None)
         assert plain(epoch_of(node)) == [1000, 1001, 1002, 1003]
 
-    def test_not_where_it_cannot_be_compared(self, wrap, caplog):
-        caplog.set_level("INFO")
-        node = wrap(Unpicklable(N))
-        read = epochs(node, 3)
-        assert [record.message[:66] for record in caplog.records] == [
-            "Unpicklable is read when an epoch begins, and nothing is loaded of"
-        ]
-        assert read == epochs(wrap(Drawing(N)), 3)
+    def test_not_where_it_cannot_be_copied(self, wrap):
+        node = wrap(Unpicklable(N), plan_ahead=True)
+        assert epochs(node, 3) == epochs(wrap(Drawing(N)), 3)
         before = generators()
         node.reset(node.start_of(3))
         next(node)
@@ -239,20 +234,20 @@ class TestSamplerWrapperFails:
     @pytest.mark.parametrize("plan_ahead", [True, False])
     def test_with_the_sampler_s_error_and_its_epoch(self, wrap, plan_ahead):
         node = wrap(Broken(), plan_ahead=plan_ahead)
-        node.reset(node.start_of(4))
         for _ in range(2):
+            node.reset(node.start_of(0))
             with pytest.raises(KeyError, match="no such bucket") as caught:
                 next(node)
-            assert any("while reading the indices of epoch 4 from Broken" in note for note in caught.value.__notes__)
+            assert any("while reading the indices of epoch 0 from Broken" in note for note in caught.value.__notes__)
 
     @pytest.mark.parametrize("plan_ahead", [True, False])
     def test_with_an_error_where_stop_iteration_leaks(self, wrap, plan_ahead):
         """Seen red without it: an epoch with no item."""
-        with pytest.raises(RuntimeError, match="WithStop raised StopIteration outside of its iterator"):
+        with pytest.raises(RuntimeError, match=r"WithStop.set_epoch\(0\) raised StopIteration"):
             next(wrap(WithStop(), plan_ahead=plan_ahead))
 
     def test_with_closed_error_once_it_is_shut_down_or_interrupted(self, wrap, gated):
-        node = wrap(gated)
+        node = wrap(gated, plan_ahead=True)
         next(node)
         node.reset(node.start_of(1))
         assert os.read(gated.entered, 1) == b"."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._arguments import brief
 from penstock._errors import GraphError
 from penstock._fetch.columns import in_columns, in_rows
-from penstock._fetch.epoch_calls import tell_epoch
+from penstock._fetch.epoch_attribute import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, samples_in
 from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators

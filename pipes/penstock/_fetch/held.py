@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from penstock._errors import suppress_own
-from penstock._fetch.epoch_calls import Hearing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping
@@ -273,7 +272,7 @@ def members_of(kind: type) -> dict[str, Any]:
     for base in filter(is_users, kind.__mro__):
         for name, member in list(vars(base).items()):
             with suppress_own():  # a member that refuses to be looked at
-                member = member.original if isinstance(member, Hearing) else getattr(member, "__func__", member)
+                member = getattr(member, "__func__", member)
                 parts = (member.fget, member.fset) if isinstance(member, property) else (member,)
                 for number, part in enumerate(parts):
                     skipped = name.startswith(("__", "_abc_")) or (

@@ -95,7 +95,7 @@ class FromDataset(DataLoaderWords):
         bookmarks: str | os.PathLike[str] | None = None,
         tail: Tail | None = None,
         balance: npt.ArrayLike | Callable[[np.ndarray], npt.ArrayLike] | None = None,
-        plan_ahead: bool = True,
+        plan_ahead: bool = False,
         seed_global_rngs: bool | Literal["always"] = True,
         prefetch_next_epoch: bool = True,
         max_restarts: int | None = None,
@@ -150,7 +150,8 @@ class FromDataset(DataLoaderWords):
                 map-style dataset; `Shards`, `Stream` and formats have the argument themselves.
             seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of
                 ``torch.manual_seed``.
-            plan_ahead: Read a copy of the sampler for the next epoch during this one; see `SamplerWrapper`.
+            plan_ahead: You declare that the order of your sampler depends on nothing but its ``set_epoch``: the next
+                epoch is then read from a copy during this one; see `SamplerWrapper`.
             infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
 
         Ranks:

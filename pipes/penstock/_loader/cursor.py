@@ -97,8 +97,6 @@ class EpochCursor:
         pending: The state was loaded, and no batch was delivered yet.
         over_marker: The next marker does not end an epoch.
         begun: The state is not at the start of its epoch.
-        answered: The user's calls of ``set_epoch`` that were answered; see `ToldEpochs`. Here, so that an interrupted
-            ``next`` answers none.
     """
 
     def __init__(self, epochs: Epochs, *, infinite: bool, restart: bool | None) -> None:
@@ -106,7 +104,6 @@ class EpochCursor:
         self._infinite = infinite
         self._restart = restart
         self.last: Indices | None = None
-        self.answered: tuple[int, ...] = ()
         self._stand(epochs.start_of(0), GraphPosition.AWAY)
         self.request(None)
         # determined before anything is read, because the graph may know more once a plan is in memory

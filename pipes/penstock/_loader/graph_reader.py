@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import numpy as np
 
-from penstock._errors import ANEW, ClosedError, GraphError, SourceError, StateMismatch, is_own_error
+from penstock._errors import ANEW, ClosedError, GraphError, SourceError, StateError, StateMismatch, is_own_error
 from penstock._fetch.indices import Indices, pack
 from penstock._loader.address import Address, as_lists
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
@@ -99,7 +99,8 @@ class GraphReader(Generic[T]):
         self._me = object()
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
-        self.cursor.answered = self._told.first
+        self._asked_for: State | None = None  # of which nothing was delivered yet
+        self._is_answered = True  # False: a run has begun, but not delivered, so an interrupt takes its begin back
         self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
         self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
@@ -131,8 +132,12 @@ class GraphReader(Generic[T]):
             self.notes.start()
         if (asked := self.asked()) is not None:
             cursor.request(asked)
-        cursor.answered = self._told.calls()
-        move, state = cursor.start(), None
+        try:
+            move, state = cursor.start(), None
+        except StateError:  # what was asked for contradicts the state, and is dropped
+            self._told.answer()
+            self._tell(epoch_of(cursor.here))
+            raise
         if isinstance(move, Jump):
             self._begin(move.state)
             self._jump(move.state)
@@ -141,11 +146,33 @@ class GraphReader(Generic[T]):
         cursor.arrived(move, state)
         if not isinstance(move, Jump) and not cursor.begun:
             self._begin_where_it_stands()
+        self._is_answered = False
         self.commits.forget(cursor.state)
 
     def asked(self) -> int | None:
         """The epoch that the user has set on an object of the graph; None if one was requested of the loader, too."""
-        return None if self.cursor.is_requested else self._told.asked(self.cursor.answered)
+        return None if self.cursor.is_requested else self._told.asked()
+
+    def request(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self.cursor.request(epoch)
+        self._tell(epoch)
+
+    def end_epoch(self) -> bool:
+        """See `EpochCursor.end_epoch`."""
+        if ended := self.cursor.end_epoch():
+            self._tell(epoch_of(self.cursor.state))
+        return ended
+
+    def _answer(self) -> None:
+        """A run has got what its begin was for: an epoch that the user has set before is answered."""
+        self._told.answer()
+        self._is_answered, self._asked_for = True, None
+
+    def _tell(self, epoch: int) -> None:
+        """Tell the samplers which epoch comes next."""
+        self._asked_for = None
+        self._told.tell(epoch)
 
     def load(self, state: State) -> None:
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
@@ -153,6 +180,7 @@ class GraphReader(Generic[T]):
             self._sharder.look_up_again()
         self._ahead = {}
         self.cursor.load(state)
+        self._tell(epoch_of(self.cursor.here))
         self.commits.forget(state)
 
     def refresh(self) -> None:
@@ -210,6 +238,8 @@ class GraphReader(Generic[T]):
                 if last is not None and not self.positions.first.has_indices:  # data must not be kept alive
                     last = Indices(last.epoch, last.positions, None)
                 cursor.delivered(state, last)
+                if not self._is_answered:
+                    self._answer()
                 if self.commits.committed is not None:
                     self.commits.delivered(state)
                 return item.plain() if type(item) is Indices else item  # type: ignore[attr-defined]
@@ -228,7 +258,10 @@ class GraphReader(Generic[T]):
                 log.warning(_EMPTY, epoch)
             if self.notes is not None:
                 self.notes.ended()
-            if cursor.marker_read(root.get_state()):
+            ended = cursor.marker_read(root.get_state())
+            self._answer()
+            self._tell(epoch + 1)
+            if ended:
                 raise StopIteration
             self._begin_where_it_stands()
             self._clock.mark()
@@ -343,8 +376,12 @@ class GraphReader(Generic[T]):
         place = place_of(state)
         if place is None or place[1] is None:  # only the marker is left
             return True
+        if state == self._asked_for:  # and the next that asked for it was interrupted
+            return True
         self._told.begin(place[0])
-        holds = [node.begin(place[1]) for node in reversed(self._nodes)]
+        with self.still():
+            holds = [node.begin(place[1]) for node in reversed(self._nodes)]
+        self._asked_for = state
         return all(holds)
 
     def _begin_where_it_stands(self) -> None:

@@ -203,7 +203,7 @@ class Loader(FromDataset, Generic[T]):
         dropped. A loaded state inside ``epoch`` resumes there; a loaded state that has completed ``epoch`` yields its
         empty remainder.
         """
-        self._reader.cursor.request(check_epoch(epoch))
+        self._reader.request(check_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
@@ -247,7 +247,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_alone()
         self._runs.roll_back()
         rest = self._runs.rest()
-        if self._reader.cursor.end_epoch():
+        if self._reader.end_epoch():
             self._runs.given_up = self._runs.end()
         self._runs.tell(rest)
         self._reader.commits.forget(self._reader.cursor.state)

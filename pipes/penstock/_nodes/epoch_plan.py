@@ -4,14 +4,13 @@ them.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-
-from penstock._nodes.plan_source import PlanRequest
 
 Values = npt.NDArray[np.int64] | list[Any]
 """The samples of a plan: a list if they are not all integers."""
@@ -27,12 +26,11 @@ class Plan:
         values: The samples in order: int64, shape ``(samples,)``, or a list.
         starts: Where each batch begins in ``values``, and the end: int64, shape ``(batches + 1,)``; None if items are
             single samples.
-        drew: Whether the sampler drew from a global generator; of a plan made in a thread, whether it may have.
+        drew: Whether the sampler was seen to draw from a global generator.
         begin: The position of the first item in the epoch.
         samples: Number of samples before it in the epoch.
         before: The checksum of those samples.
         more: Whether another block follows, which may be empty.
-        said: Its `signature`, computed where the plan was made.
     """
 
     values: Values
@@ -42,7 +40,6 @@ class Plan:
     samples: int = 0
     before: int = 0
     more: bool = False
-    said: int = 0
 
     def __len__(self) -> int:
         return len(self.values) if self.starts is None else len(self.starts) - 1
@@ -57,12 +54,6 @@ class Plan:
         """Whether this is part of an epoch, so that the number of items in the epoch is unknown."""
         return self.more or self.begin > 0
 
-    def next_request(self, epoch: int) -> PlanRequest:
-        """The request that follows this plan of ``epoch``: its next block, or the next epoch."""
-        if self.more:
-            return PlanRequest(epoch, self.end, self.checksum(self.begin, self.end, self.before))
-        return PlanRequest(epoch + 1)
-
     def checksum(self, begin: int, end: int, checksum: int = 0) -> int:
         """CRC-32 (ISO 3309) of the samples in the items at positions ``begin`` to ``end``, continuing from
         ``checksum``.
@@ -72,7 +63,7 @@ class Plan:
             begin, end = int(self.starts[begin]), int(self.starts[end])
         if isinstance(self.values, list):
             for value in self.values[begin:end]:
-                checksum = zlib.crc32(repr(value).encode(), checksum)
+                checksum = zlib.crc32(_text(value).encode(), checksum)
             return checksum
         return zlib.crc32(self.values[begin:end].astype("<i8", copy=False).tobytes(), checksum)
 
@@ -87,3 +78,17 @@ class Plan:
             None,
             self.checksum(self.begin, position, self.before),
         )
+
+
+def _text(value: Any) -> str:
+    """What tells a sample from others, alike in every process: its ids, or what it holds, and never an address."""
+    for name in ("ids", "id"):
+        if (found := getattr(value, name, None)) is not None and not callable(found):
+            return repr(found if isinstance(found, str | int) else [*found])
+    text = repr(value)
+    if _ADDRESS.search(text) is None:
+        return text
+    return _ADDRESS.sub("", f"{type(value).__qualname__} {getattr(value, '__dict__', text)}")
+
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")

@@ -234,7 +234,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         resumed run begins.
 
         Returns whether what this node has read ahead from there still holds. If not, the graph is reset to that place.
-        In the consumer's thread; another thread may be reading the node.
+        In the consumer's thread, while no other thread reads the node.
         """
         return True
 

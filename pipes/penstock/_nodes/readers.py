@@ -18,7 +18,7 @@ from penstock._arguments import checksum
 from penstock._errors import GraphError, is_own_error
 from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.encoding import decoded, encoded
-from penstock._fetch.epoch_calls import tell_epoch
+from penstock._fetch.epoch_attribute import tell_epoch
 from penstock._fetch.error_policy import stopped_early
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of

@@ -41,13 +41,30 @@ class Reading:
     Generators that were lent stay lent between two blocks. The global ones cannot, because the caller draws from them
     in between. So each block restores the state in which the previous block left them, and saves it again at its end.
 
+    Args:
+        sampler: Yields indices, or batches of them.
+        seed: Together with ``epoch``, seeds everything that the sampler draws from.
+        epoch: The epoch.
+        batches: Whether it yields batches. None: it does not, but the user has not said so, and a list is refused.
+        infinite: It may go on past its length.
+        draws: It may draw from the global generators, which are seeded for it.
+        tells: Call its ``set_epoch``.
+
     Attributes:
         epoch: The epoch.
         begin: The position of the next block; samples before it, and their checksum, go into its `Plan`.
     """
 
     def __init__(
-        self, sampler: Any, seed: int, epoch: int, *, batches: bool | None, infinite: bool = False, draws: bool
+        self,
+        sampler: Any,
+        seed: int,
+        epoch: int,
+        *,
+        batches: bool | None,
+        infinite: bool = False,
+        draws: bool,
+        tells: bool = True,
     ) -> None:
         self.epoch = epoch
         self.begin = 0
@@ -60,7 +77,7 @@ class Reading:
         self._items: Iterator[Any] | None = None
         self._length: int | None = None
         self._samples = self._checksum = 0
-        self._drew = tell(sampler, epoch, seeded=draws)
+        self._drew = tells and tell(sampler, epoch, seeded=draws)
         self._lent = ExitStack()
         for depth, one in enumerate(wrapped(sampler)):
             self._lent.enter_context(_seeded(one, seed, epoch, PLANNING - depth))
@@ -97,7 +114,9 @@ class Reading:
     def _read(self) -> Plan:
         if self._items is None:
             self._length = length(self._sampler)
-            self._items = iter(self._sampler)
+            items = iter(self._sampler)
+            # one that is its own iterator is restarted by whoever asks it for an iterator, as islice does
+            self._items = items if items is not self._sampler else _by_next(items)
         parts: list[Values] = []
         lengths: list[int] = []
         read = samples = 0
@@ -155,6 +174,15 @@ def _seeded(one: Any, seed: int, epoch: int, position: int) -> Iterator[None]:
         if is_lent:
             with suppress(Exception):
                 one.generator = None
+
+
+def _by_next(items: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        yield item
 
 
 def _batch(sampler: Any, item: Any) -> list[Any]:

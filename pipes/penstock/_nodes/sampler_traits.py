@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from penstock._errors import suppress_own
-from penstock._fetch.epoch_calls import tell_epoch
-from penstock._fetch.held import held
+from penstock._fetch.epoch_attribute import tell_epoch
 from penstock._random.draws import looker
 from penstock._random.global_rng import global_rngs_kept, seed_globals
 
@@ -55,21 +61,37 @@ def owns_its_randomness(sampler: Any) -> bool:
     )
 
 
-def copied(sampler: Any, *, shares_data: bool = False) -> Any:
-    """A copy of ``sampler``; None if it cannot be copied.
-
-    It shares the global generators, and the data of which torch's own samplers use nothing but the length. With
-    ``shares_data``, which is for a copy that is not read, or of what may hold too much, it shares any ``dataset`` and
-    ``data_source``.
+def copied(sampler: Any) -> Any:
+    """A copy of ``sampler``, which shares the global generators, and any ``dataset`` and ``data_source``, of which most
+    samplers use the length only; None if it cannot be copied.
     """
-    if shares_data:
-        shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
-    else:
-        found, _ = held({"": sampler}, 500)
-        shared = [one.value.data_source for one in found if type(one.value) in (RandomSampler, SequentialSampler)]
+    shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
     with suppress_own():
-        return copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
+        other = copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
+        return None if other is sampler else other
     return None
+
+
+def settings_of(sampler: Any) -> list[Any]:
+    """What decides, with the seed, what one of torch's samplers yields: copies of what it holds, for
+    `same_settings`.
+    """
+    if isinstance(sampler, torch.Tensor | np.ndarray):
+        return [torch.as_tensor(sampler).numpy(force=True).copy()]
+    if not isinstance(sampler, Sampler):
+        return [copy.copy(sampler)]
+    parts = {name: part for name, part in sorted(vars(sampler).items()) if name != "generator"}
+    return [type(sampler), *parts] + [
+        one for name, part in parts.items() for one in ([len(part)] if name == "data_source" else settings_of(part))
+    ]
+
+
+def same_settings(one: list[Any], other: list[Any]) -> bool:
+    """Whether two samplers of these `settings_of` yield the same."""
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) if isinstance(a, np.ndarray) else type(a) is type(b) and a == b
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def told_by(sampler: Any) -> list[Any]:

@@ -16,12 +16,13 @@ from penstock._fetch.first_items import reads_alike
 from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
-from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.index_node import Facts, FirstNode, check_positions
 from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
-from penstock._nodes.sampler_traits import copied, tell, told_by
-from penstock._random.orders import checked_seed
+from penstock._nodes.sampler_epochs import SamplerCopy, SamplerEpoch
+from penstock._nodes.sampler_reading import Reading
+from penstock._nodes.sampler_traits import copied, owns_its_randomness, same_settings, settings_of, tell, told_by
+from penstock._random.orders import Forgotten, checked_seed
 from penstock._workers.reader_thread import reads_ahead
 
 if TYPE_CHECKING:
@@ -31,44 +32,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_MADE = 64
-"""Plans whose checksums are kept. If the graph runs further ahead of the loader, a plan must be made again to be
-compared.
-"""
-
 
 @final
 class SamplerWrapper(FirstNode[Any]):
     """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a
     batch sampler.
 
-    **An epoch is what the sampler holds when the loop asks for its first batch**, as with a ``DataLoader``. At that
-    moment ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``).
-    Everything it draws from is seeded from (seed, epoch): its ``generator``, and ``random``, ``numpy.random`` and
-    torch's CPU generator, which are restored afterwards.
+    **An epoch is what the sampler yields when the loop asks for its first batch**, as with a ``DataLoader``. At that
+    moment it is read, in the loop's thread, and nothing of the epoch is loaded before, unless ``plan_ahead=True``. Its
+    ``set_epoch``, and that of what it wraps (``.batch_sampler``, ``.sampler``), is called at the end of each epoch with
+    the number of the next, so your own call afterwards is the last. Everything it draws from is seeded from (seed,
+    epoch): its ``generator``, and ``random``, ``numpy.random`` and torch's CPU generator, which are restored
+    afterwards.
 
-    The indices of an epoch are its *plan*, with 8 bytes per sample. The next plan is made from a copy of the sampler
-    while this one is used. When the next epoch begins, the copy is compared with the sampler. If they differ, the plan
-    and the batches loaded from it are dropped, and the log says so once. A sampler that cannot be compared whole (it
-    holds an open file, a lock, a large dataset) is read when its epoch begins, and nothing of that epoch is loaded
-    before. The same applies to the epoch after one for which the sampler was changed.
-
-    Plans are made ahead in a thread. If the sampler draws from the global generators, they are made in the thread that
-    reads the node.
+    The indices of an epoch take 8 bytes per sample. torch's own samplers (``RandomSampler``, ``SequentialSampler``,
+    ``SubsetRandomSampler``, ``WeightedRandomSampler``, and ``BatchSampler`` of them) are read ahead in a thread, from a
+    copy. If their settings have changed when the epoch begins, what was loaded from the copy is dropped, and the log
+    says so once.
 
     A sampler without a length may be endless. If it has not ended after 65,536 items (or, in batches, 2**20 samples),
-    it is read in blocks of that size, one block ahead of the consumer, and the number of items in the epoch stays
-    unknown.
+    it is read in blocks of that size, and the number of items in the epoch stays unknown.
 
-    Resuming loads no sample: the sampler is read again from the start of the epoch, and the state has a checksum of the
-    plan up to its position. A sampler with a memory, which yields a different plan when the same epoch is read again,
-    first has to yield all earlier epochs.
+    Resuming loads no sample: the sampler is read again from the start of the epoch, and the state has a checksum of
+    what it had yielded. A sampler without a ``set_epoch`` may remember what it has yielded, so it first has to yield
+    all earlier epochs, and cannot be moved back in one process.
 
     Args:
         sampler: A torch ``Sampler`` or ``BatchSampler``, or any iterable of indices, or of batches of them, that can be
             read again.
         seed: From 0 to 2**63 - 1.
-        plan_ahead: False reads the sampler itself, and only when its epoch begins.
+        plan_ahead: You declare that the order depends on nothing but the sampler's ``set_epoch``. Then the next epoch
+            is read from a copy during this one, and not compared.
         batches: True: each item is a batch of indices of any kind (a list, a tuple, a ``range``, an array, an iterator,
             …). False: each item is one index of any kind; a list means ``dataset[[0, 1]]``. None: True for a
             ``BatchSampler``, otherwise False, and a list is refused.
@@ -91,7 +85,7 @@ class SamplerWrapper(FirstNode[Any]):
         self,
         sampler: Any,
         seed: int = 0,
-        plan_ahead: bool = True,
+        plan_ahead: bool = False,
         batches: bool | None = None,
         *,
         split: Literal["items", "own"] = "items",
@@ -101,7 +95,8 @@ class SamplerWrapper(FirstNode[Any]):
             raise ValueError(f"split={split!r} must be 'items' or 'own'.")
         if split == "items":
             refuse_sharded(sampler)
-        if isinstance(sampler, Iterator) or not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
+        is_spent = isinstance(sampler, Iterator) and type(sampler).__module__ in ("builtins", "itertools")
+        if is_spent or not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
             raise GraphError(
                 f"{type(sampler).__name__} cannot be read once for each epoch, as a sampler must. Pass an object with "
                 f"__iter__, such as a list."
@@ -112,22 +107,18 @@ class SamplerWrapper(FirstNode[Any]):
         self.batches = True if batches is None and isinstance(sampler, BatchSampler) else batches
         self._own = split == "own"
         self._infinite = infinite
-        # of what the sampler was when an epoch began; made when it is first needed
-        self._planner: EpochPlanner | None = None
-        self._plans: PlanSource[Plan] = PlanSource()
+        self._is_torchs = owns_its_randomness(sampler)
         self._is_sized = True  # false once an epoch had another length than the sampler says
         self._lengths: dict[int, int | None] = {}  # what it says for each of the last epochs that were asked for
         self._once = Once()
-        self._begun = -1  # the epoch that the loop has asked for
-        self._changed = False  # the sampler was changed for that epoch
-        # plans that are to be checked when the loop waits; see `EpochPlanner.is_certain`
-        self._unsure: list[tuple[int, Plan]] = []
-        # of the last plans: epoch, first position, the position after the last, `Plan.said`
-        self._made: tuple[tuple[int, int, int, int], ...] = ()
-        # an epoch, its plan or the block in use, and where that came from
-        self._held: tuple[int, Plan, EpochPlanner] | None = None
-        self._looked_up: tuple[int, Plan] | None = None  # an epoch and its plan, for `at`
-        self._follows: State | None = None  # the last returned place, which fits the current plan
+        self._is_begun = False  # a loader reads it, which tells the sampler its epochs
+        self._next = 0  # the epoch that comes next, if the sampler remembers what it has yielded
+        self._current: SamplerEpoch | None = None  # what is read
+        self._copy: SamplerCopy | None = None  # where that comes from; None: the sampler itself
+        self._settings: list[Any] = []  # of torch's samplers, when they were copied
+        self._plans: PlanSource[SamplerEpoch] = PlanSource()
+        self._looked_up: SamplerEpoch | None = None  # for `at`
+        self._follows: State | None = None  # the last returned place, which fits what was read
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": self.seed}
         super().__init__(Facts(settings, sharded_by=split))
 
@@ -140,30 +131,34 @@ class SamplerWrapper(FirstNode[Any]):
 
     @property
     def runs_ahead(self) -> bool:
-        planner = self._planned()
-        return planner.pristine is not None and not self._changed and not (planner.place == "here" and reads_ahead())
+        return self._copy is not None and not (self._copy.place == "here" and reads_ahead())
 
     def begin(self, place: State) -> bool:
-        planner, epoch, held = self._planner, place["epoch"], self._held
-        self._begun, self._changed = epoch, False
-        if planner is None:
+        epoch, known, copy = place["epoch"], self._current, self._copy
+        self._plans.resume()
+        self._is_begun, self._lengths, self._looked_up = True, {}, None
+        if copy is not None and (not self._is_torchs or same_settings(settings_of(self.sampler), self._settings)):
             return True
-        if planner.pristine is None:  # the sampler itself is read, and was not read ahead
-            if not place["position"]:
-                self._held = None
-            return True
-        unsure, self._unsure = self._unsure, []
-        self._changed = not planner.holds(self.sampler, epoch)
-        if not self._changed and all(planner.is_certain(at, plan) for at, plan in unsure):
-            return True
-        self._planner, self._made, self._lengths = None, (), {}
-        if self._changed and held is not None and held[2] is planner and held[0] >= epoch and self._once("changed"):
-            log.warning(
-                "%s was changed after batches of epoch %d had been loaded from a copy of it. They were dropped, and "
-                "are loaded again. To load nothing ahead of such an epoch, pass plan_ahead=False.",
-                *(type(self.sampler).__name__, epoch),
-            )
-        return False
+        if self._is_torchs or self.plan_ahead:
+            self._current = None
+            self._copy_sampler()
+            if copy is not None and self._once("changed"):
+                log.warning(
+                    "%s was changed before epoch %d began. What was loaded from a copy of it is dropped, and loaded "
+                    "again.",
+                    *(type(self.sampler).__name__, epoch),
+                )
+            if self._copy is not None:
+                return copy is None
+        if known is None or known.epoch != epoch or not (place["position"] and self._fits(known, place)):
+            self._take(self._read(epoch))
+            if epoch and self.has_workers and self._once("gap"):
+                log.info(
+                    "%s is read when an epoch begins, and nothing of that epoch is loaded before. If its order depends "
+                    "on nothing but its set_epoch, pass plan_ahead=True; an order (order=) needs no declaration.",
+                    type(self.sampler).__name__,
+                )
+        return True
 
     def start(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "position": 0, "checksum": 0}
@@ -171,14 +166,12 @@ class SamplerWrapper(FirstNode[Any]):
     def left(self, place: State) -> int | None:
         if not self._is_sized:
             return None
-        plan = self._plan_of(place["epoch"])
-        items = self._length(place["epoch"]) if plan is None else None if plan.is_block else len(plan)
+        known = self._of(place["epoch"])
+        items = self._length(place["epoch"]) if known is None else len(known.blocks[0]) if known.whole else None
         return None if items is None else max(items - place["position"], 0)
 
     def claimed(self, epoch: int) -> int | None:
-        if epoch > self._begun and self._is_sized and not told_by(self.sampler):
-            return length(self.sampler)  # what it holds now, and not what was planned ahead
-        return super().claimed(epoch)
+        return length(self.sampler) if self._is_sized and not told_by(self.sampler) else super().claimed(epoch)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
         epoch, position, checksum = place["epoch"], place["position"], place["checksum"]
@@ -207,67 +200,57 @@ class SamplerWrapper(FirstNode[Any]):
         return _items(place["epoch"], plan, np.asarray(positions, np.int64))
 
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
-        plan = self._plan_of(epoch)
-        if plan is None or plan.is_block:
-            if self._looked_up is None or self._looked_up[0] != epoch:
-                planner = self._another()
-                if planner is None:
-                    raise GraphError(
-                        f"{type(self.sampler).__name__} cannot be copied or may change (plan_ahead=False), so only the "
-                        f"epoch that it is in can be read by position"
-                    )
-                with neutral_modes():
-                    self._looked_up = epoch, planner(PlanRequest(epoch))
-            plan = self._looked_up[1]
-        if plan.is_block:
+        known = self._of(epoch) or self._looked_up
+        if known is None or known.epoch != epoch:
+            known = self._looked_up = self._copied(epoch)
+        if known is None:
+            raise Forgotten(
+                f"{type(self.sampler).__name__} cannot be copied, or has no set_epoch and may remember what it has "
+                f"yielded, so only the epoch that it is in can be read by position"
+            )
+        if not known.whole:
             raise GraphError(
                 f"{type(self.sampler).__name__}, which has no end or no __len__, cannot be read by position"
             )
-        items = len(plan.values)
-        check_positions(epoch, positions, items, wraps=wraps)
-        within = positions % max(1, items)
-        return Indices(
-            epoch, positions, [plan.values[k] for k in within] if isinstance(plan.values, list) else plan.values[within]
-        )
+        values = known.blocks[0].values
+        check_positions(epoch, positions, len(values), wraps=wraps)
+        within = positions % max(1, len(values))
+        return Indices(epoch, positions, [values[k] for k in within] if isinstance(values, list) else values[within])
 
     def check(self, state: Any) -> None:
         position = fields(state, epoch=int, position=int, checksum=int)["position"]
-        plan = self._plan_of(state["epoch"])
-        if plan is not None and not plan.more and position > plan.end:
+        known = None if self._own else self._of(state["epoch"])
+        if known is not None and not known.blocks[-1].more and position > known.blocks[-1].end:
             raise StateError(
-                f"a state at position {position} is out of bounds: epoch {state['epoch']} has {plan.end} items. Was it "
-                f"saved with another sampler or dataset?"
+                f"a state at position {position} is out of bounds: epoch {state['epoch']} has {known.blocks[-1].end} "
+                f"items. Was it saved with another sampler or dataset?"
             )
 
     def seek(self, place: State) -> State:
         self._plans.resume()
-        # The current plan may be from another run, or an earlier block; then request it again, and compare.
-        held = self._plan_of(place["epoch"])
-        if held is None or not held.fits(place["position"], self._request(place).checksum):
-            self._held = None
+        known = self._of(place["epoch"])
+        if known is not None and not self._fits(known, place):
+            self._current = (
+                None  # it is of another run, or of a part that is not kept; then it is read again, and compared
+            )
         return place
 
     def known(self, state: State) -> int | None:
-        """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Thread-safe."""
-        epoch, position, planner = state["epoch"], state["position"], self._planner
-        # If the sampler itself is read, the loop may change it: earlier plans are meaningless, and only the one in use
-        # counts.
-        is_copy = planner is not None and planner.pristine is not None
-        made = self._made if is_copy else self._made[-1:] if self._plan_of(epoch) is not None else ()
-        return next(
-            (said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None
-        )
+        """A checksum of the block that will be read from ``state`` on, if it was read already. Thread-safe."""
+        known = self._of(state["epoch"])
+        block = None if known is None else known.kept(state["position"])
+        return None if block is None else block.signature()
 
     def upcoming(self, state: State) -> int | None:
-        """The same, of a plan that is made now, from another copy of the sampler. None if it cannot be copied."""
+        """The same, read now, from a copy. None if a copy could be wrong; see `at`."""
         self.check(state)
-        planner = self._another()
-        with neutral_modes():
-            return None if planner is None else planner(self._request(state)).said
+        known = self._copied(state["epoch"])
+        block = None if known is None else known.at(state["position"])
+        return None if block is None else block.signature()
 
     def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
-        held = self._held
-        if held is None or not _read_alike(held[1].values):
+        known = self._of(place["epoch"])
+        if known is None or not _read_alike(known.blocks[0].values):
             return ()
         said = self.known(place)
         return () if said is None else (said,)
@@ -277,99 +260,131 @@ class SamplerWrapper(FirstNode[Any]):
 
     def shutdown(self) -> None:
         self._plans.shutdown()
-        if self._planner is not None:
-            self._planner.close()
+        if self._current is not None:
+            self._current.close()
 
-    def _planned(self) -> EpochPlanner:
-        if (planner := self._planner) is None:
-            planner = EpochPlanner(
-                self.sampler, self.seed, batches=self.batches, infinite=self._infinite, plan_ahead=self.plan_ahead
+    # Reading the sampler.
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether an epoch may depend on the epochs that the sampler has yielded before."""
+        return not (self._is_torchs or self.plan_ahead or told_by(self.sampler))
+
+    def _of(self, epoch: int) -> SamplerEpoch | None:
+        """What was read of ``epoch``."""
+        return current if (current := self._current) is not None and current.epoch == epoch else None
+
+    def _fits(self, known: SamplerEpoch, place: State) -> bool:
+        """Whether ``place`` may be in what was read; what lies behind that is compared when it is read."""
+        position: int = place["position"]
+        block = known.kept(position)
+        if block is None:
+            return position >= known.blocks[-1].end
+        return block.fits(position, None if self._own else place["checksum"])
+
+    def _take(self, known: SamplerEpoch) -> None:
+        """Read from ``known`` from now on. Warn, once, if it shows that the sampler's length is wrong, or unknown."""
+        first, name = known.blocks[0], type(self.sampler).__name__
+        self._current, said = known, self._length(known.epoch) if self._is_sized else None
+        if said is not None and said != len(first):
+            self._is_sized = False  # then all lengths are unknown
+            if known.whole:  # else it may be infinite
+                warnings.warn(
+                    f"{name} has a length of {said}, but epoch {known.epoch} has {len(first)} items. From now on the "
+                    f"length counts as unknown. Make __len__ agree with __iter__.",
+                    stacklevel=2,
+                )
+        if not known.whole and self._once("has not ended"):
+            log.warning(
+                f"{name} has not ended after {first.end} items, so it is read in blocks while it is used. The number "
+                f"of items in an epoch stays unknown, and a resume reads the indices again from the epoch's start, but "
+                f"no sample."
             )
-            self._planner, self._lengths, self._looked_up = planner, {}, None
-        return planner
 
-    def _another(self) -> EpochPlanner | None:
-        """A planner beside the one that is in use, over another copy; see `EpochPlanner.anew`."""
-        return self._planned().anew()
+    def _copy_sampler(self) -> None:
+        """From now on read a copy of what the sampler is now, if it can be copied."""
+        with neutral_modes():
+            other = copied(self.sampler)
+        self._copy = None if other is None else self._reader_of(other)
+        self._settings = settings_of(self.sampler) if self._is_torchs else []
+
+    def _copied(self, epoch: int) -> SamplerEpoch | None:
+        """``epoch`` from a copy; None if there is none, or if it could yield something else."""
+        if self._remembers:
+            return None
+        with neutral_modes():
+            other = copied(self.sampler)
+        return None if other is None else self._reader_of(other)(PlanRequest(epoch))
+
+    def _reader_of(self, copy: Any) -> SamplerCopy:
+        return SamplerCopy(copy, self.seed, batches=self.batches, infinite=self._infinite)
+
+    def _read(self, epoch: int) -> SamplerEpoch:
+        """Read ``epoch`` of the user's own sampler, which was told it."""
+        if self._current is not None:
+            self._current.close()
+        if self._remembers and epoch < self._next:
+            log.warning(
+                "%s may remember what it has yielded, and cannot be moved back, so epoch %d is what it yields next. "
+                "Give it a set_epoch, or load the state into a new loader over a new sampler.",
+                *(type(self.sampler).__name__, epoch),
+            )
+        for earlier in range(self._next, epoch if self._remembers else 0):
+            self._open(earlier).replay()
+        found = self._open(epoch)
+        self._next = epoch + 1
+        return found
+
+    def _open(self, epoch: int) -> SamplerEpoch:
+        name = type(self.sampler).__name__
+        with neutral_modes():
+            reading = Reading(
+                self.sampler,
+                self.seed,
+                epoch,
+                batches=self.batches,
+                infinite=self._infinite,
+                draws=True,
+                tells=not self._is_begun,
+            )
+        return SamplerEpoch(reading, name)
 
     def _length(self, epoch: int) -> int | None:
         """What the sampler says about its length, from a copy that is told ``epoch``, because the length may depend on
         it.
         """
-        planner = self._planner
-        sampler = self.sampler if planner is None or planner.pristine is None else planner.pristine
-        if not told_by(sampler):
-            return length(sampler)
+        if not told_by(self.sampler):
+            return length(self.sampler)
         if epoch not in self._lengths:
             with neutral_modes():
-                if (other := copied(sampler, shares_data=True)) is not None:
+                if (other := copied(self.sampler)) is not None:
                     tell(other, epoch, seeded=not reads_ahead())
-                said = length(sampler if other is None else other)
+                said = length(self.sampler if other is None else other)
             self._lengths = {**dict(list(self._lengths.items())[-3:]), epoch: said}
         return self._lengths[epoch]
 
-    def _compare_length(self, epoch: int, plan: Plan) -> None:
-        """Warn, once, if ``plan`` shows that the sampler's length is wrong; then all lengths are unknown."""
-        said = self._length(epoch) if self._is_sized else None
-        if said is None or said == len(plan):
-            return
-        self._is_sized = False
-        if not plan.is_block:  # such a one may be infinite
-            warnings.warn(
-                f"{type(self.sampler).__name__} has a length of {said}, but epoch {epoch} has {len(plan)} items. From "
-                f"now on the length counts as unknown. Make __len__ agree with __iter__.",
-                stacklevel=2,
-            )
-
-    def _request(self, place: State) -> PlanRequest:
-        return PlanRequest(place["epoch"], place["position"], None if self._own else place["checksum"])
-
-    def _plan_of(self, epoch: int) -> Plan | None:
-        held = self._held
-        return held[1] if held is not None and held[0] == epoch and held[2] is self._planner else None
-
     def _plan_at(self, epoch: int, position: int, checksum: int, *, fits: bool) -> Plan:
-        """The plan of ``epoch``, or the block with the item at ``position``.
-
-        Samples before it must have ``checksum``. Requests the next plan.
+        """What was read of ``epoch``, or the block with the item at ``position``. Orders the next epoch.
 
         Args:
             epoch: The epoch.
             position: The position of the reader.
-            checksum: Checksum of the samples before it.
-            fits: Those samples are known to be in the current plan.
+            checksum: What samples before it must have, unless they are known to fit.
+            fits: They are known to.
         """
-        plan, request = (
-            self._plan_of(epoch),
-            self._request({"epoch": epoch, "position": position, "checksum": checksum}),
-        )
-        if (
-            plan is not None
-            and (position < plan.end or not plan.more)
-            and (fits or plan.fits(position, request.checksum))
-        ):
-            return plan
-        planner = self._planned()
-        plan = self._plans.get(planner, request)
-        if not plan.fits(position, request.checksum):
+        known = self._of(epoch)
+        plan = None if known is None else known.at(position)
+        if plan is None:  # not begun by a loader, or no longer in memory
+            if self._copy is None and (self._is_torchs or self.plan_ahead):
+                self._copy_sampler()
+            known = self._read(epoch) if self._copy is None else self._plans.get(self._copy, PlanRequest(epoch))
+            plan, fits = known.at(position), False
+            assert plan is not None
+            self._take(known)
+            if self._copy is not None and known.whole:
+                self._plans.order(self._copy, PlanRequest(epoch + 1))
+        if not fits and not plan.fits(position, None if self._own else checksum):
             raise StateMismatch(self._misfit(epoch, position, checksum, plan))
-        if plan.drew and epoch > self._begun:
-            self._unsure.append((epoch, plan))  # until the loop asks for it
-        elif not planner.is_certain(epoch, plan):
-            self._planner = None
-            return self._plan_at(epoch, position, checksum, fits=fits)
-        self._held = epoch, plan, planner
-        self._made = (*self._made[1 - _MADE :], (epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
-        self._compare_length(epoch, plan)
-        if plan.more and self._once("has not ended"):
-            log.warning(
-                f"{type(self.sampler).__name__} has not ended after {plan.end} items, so it is read in blocks while it "
-                f"is used. The number of items in an epoch stays unknown, and a resume reads the indices again from "
-                f"the epoch's start, but no sample."
-            )
-        if planner.pristine is not None and (plan.more or not self._changed):
-            following = plan.next_request(epoch)
-            self._plans.order(planner, following._replace(checksum=None) if self._own and plan.more else following)
         return plan
 
     def _misfit(self, epoch: int, position: int, checksum: int, plan: Plan) -> str:
@@ -388,8 +403,8 @@ class SamplerWrapper(FirstNode[Any]):
         return (
             f"{name} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has the "
             f"checksum {checksum}, and now {came}. Use the sampler, dataset and seed of the saved run, or begin a new "
-            f"epoch. A sampler that keeps state (such as its own generator) and can be neither copied nor compared can "
-            f"only move forward: load the state into a new loader over a new sampler."
+            f"epoch. A sampler that remembers what it has yielded can only move forward: load the state into a new "
+            f"loader over a new sampler."
         )
 
 

@@ -1,16 +1,18 @@
 """ToldEpochs: keeps the ``set_epoch`` of the user's own objects in step with the loop.
 
-When the loop asks for an epoch, the loader first looks whether somebody has set another one on an object of the graph:
-that is a request, like `Loader.set_epoch`. Then it tells the samplers which epoch begins. Data is told where it is
-read.
+Samplers are told which epoch comes next at the end of an epoch, when a state is loaded, and when an epoch is requested
+of the loader; not when an epoch begins. So what the user then tells them is the last word, and nobody has to hear it.
+If an object keeps the number in an attribute ``epoch``, another number there than we have told it is a request, like
+`Loader.set_epoch`. Data is told where it is read.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, final
 
-from penstock._fetch.epoch_calls import is_told, listen
-from penstock._fetch.held import held
+from penstock._errors import Once
+from penstock._fetch.epoch_attribute import answer, asked, follows, keeps, number_of
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.sampler_traits import tell, told_by
 
@@ -19,50 +21,58 @@ if TYPE_CHECKING:
 
     from penstock._nodes.node import Node
 
-_LOOKED_AT = 500
-"""Objects among which those with a ``set_epoch`` are looked for."""
+log = logging.getLogger("penstock")
 
 
 @final
 class ToldEpochs:
-    """The calls of ``set_epoch`` on the user's objects in a graph, and on what they hold.
+    """The objects of a graph that are told epochs.
 
     Args:
         nodes: Of the graph.
-
-    Attributes:
-        first: The calls that count as answered before the first epoch.
     """
 
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
         self._samplers = [sampler for node in nodes for sampler in node.told]
-        objects = [one for sampler in self._samplers for one in told_by(sampler)]
-        for one in (*self._samplers, *(data for node in nodes for data in node.watched)):
-            objects += [inner.value for inner in held({"": one}, _LOOKED_AT)[0] if is_told(inner.value)]
-        self._objects = list({id(one): one for one in objects}.values())
-        self.first = tuple(heard.calls - heard.is_users for heard in map(listen, self._objects))
+        self._objects = [one for sampler in self._samplers for one in told_by(sampler)]
+        self._objects += [data for node in nodes for data in node.watched]
+        self._told: int | None = None  # the samplers were told last; None: nothing yet
+        self._once = Once()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.calls()  # listens to the copies
+        self.answer()  # the copies keep what their originals were told
 
-    def asked(self, answered: tuple[int, ...]) -> int | None:
-        """The epoch that the user has set since there were ``answered`` calls on each object; None if there is no new
-        call.
-        """
-        for one, before in zip(self._objects, answered, strict=True):
-            heard = listen(one)
-            heard.look(one)
-            if heard.calls > before:
-                return heard.asked
-        return None
+    def asked(self) -> int | None:
+        """The epoch that the user has set on an object, and that was not answered; None if there is none."""
+        return next((epoch for each in self._objects if (epoch := asked(each)) is not None), None)
 
-    def calls(self) -> tuple[int, ...]:
-        """How many calls the user has made on each object."""
-        return tuple(listen(one).calls for one in self._objects)
+    def answer(self) -> None:
+        """What the objects keep now is no request, or no longer one."""
+        for one in self._objects:
+            answer(one)
 
-    def begin(self, epoch: int) -> None:
-        """Tell the samplers that ``epoch`` begins."""
+    def tell(self, epoch: int) -> None:
+        """Tell the samplers that ``epoch`` comes next. What the user then tells them counts."""
         with neutral_modes():
             for sampler in self._samplers:
                 tell(sampler, epoch, seeded=True)
+        self._told = epoch
+
+    def begin(self, epoch: int) -> None:
+        """``epoch`` begins: tell the samplers that keep another number that was told by a loader, after a loop that was
+        left early, or because two loaders share one.
+        """
+        for sampler in self._samplers:
+            told = told_by(sampler)
+            if any(follows(each) and number_of(each) != epoch for each in told):
+                with neutral_modes():
+                    tell(sampler, epoch, seeded=True)
+            elif self._told != epoch != 0 and told and not any(map(keeps, told)) and self._once(type(sampler)):
+                log.info(
+                    "%s was not told that epoch %d begins: the loop left the epoch before it early, and without an "
+                    "attribute epoch nobody can see whether you have told it. Call its set_epoch before such an epoch, "
+                    "or keep the number as epoch.",
+                    type(sampler).__name__,
+                    epoch,
+                )
