@@ -150,7 +150,7 @@ class Bare:
     ) -> None:
         self.epochs, self.is_sized = epochs, sized
         self.cursor = EpochCursor(self, infinite=infinite, restart=restart)
-        self.sampler = EpochView(self.cursor)
+        self.sampler = EpochView(self.cursor.request)
         self.graph: Any = None
         self.run, self.given_up = 0, -1
         self.breaks = False  # the next item raises

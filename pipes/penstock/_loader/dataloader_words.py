@@ -13,7 +13,8 @@ from penstock._errors import GraphError, first_time
 from penstock._nodes.node import BaseNode
 
 if TYPE_CHECKING:
-    from penstock._loader.cursor import EpochCursor
+    from collections.abc import Callable
+
 
 log = logging.getLogger("penstock")
 
@@ -110,12 +111,12 @@ class EpochView:
     A loaded state that is not yet used takes precedence, because such trainers miscount the epochs of a resumed run.
     """
 
-    def __init__(self, cursor: EpochCursor) -> None:
-        self._cursor = cursor
+    def __init__(self, request: Callable[..., None]) -> None:
+        self._request = request
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
-        self._cursor.request(check_epoch(epoch), by_sampler=True)
+        self._request(check_epoch(epoch), by_sampler=True)
 
 
 def refuse_discarding(loader: Any) -> None:

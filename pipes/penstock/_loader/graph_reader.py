@@ -135,8 +135,7 @@ class GraphReader(Generic[T]):
         try:
             move, state = cursor.start(), None
         except StateError:  # what was asked for contradicts the state, and is dropped
-            self._told.answer()
-            self._tell(epoch_of(cursor.here))
+            self._demand(epoch_of(cursor.here))
             raise
         if isinstance(move, Jump):
             self._begin(move.state)
@@ -150,18 +149,20 @@ class GraphReader(Generic[T]):
         self.commits.forget(cursor.state)
 
     def asked(self) -> int | None:
-        """The epoch that the user has set on an object of the graph; None if one was requested of the loader, too."""
-        return None if self.cursor.is_requested else self._told.asked()
+        """The epoch that the user has set on an object of the graph since one was asked of the loader, if any."""
+        return self._told.asked()
 
-    def request(self, epoch: int) -> None:
-        """See `Loader.set_epoch`."""
-        self.cursor.request(epoch)
-        self._tell(epoch)
+    def request(self, epoch: int, *, by_sampler: bool = False) -> None:
+        """See `Loader.set_epoch`, and `EpochView`."""
+        self.cursor.request(epoch, by_sampler=by_sampler)
+        if not (by_sampler and self.cursor.pending):
+            self._demand(epoch)
 
     def end_epoch(self) -> bool:
         """See `EpochCursor.end_epoch`."""
         if ended := self.cursor.end_epoch():
-            self._tell(epoch_of(self.cursor.state))
+            self._asked_for = None
+            self._told.tell(epoch_of(self.cursor.state))
         return ended
 
     def _answer(self) -> None:
@@ -169,10 +170,10 @@ class GraphReader(Generic[T]):
         self._told.answer()
         self._is_answered, self._asked_for = True, None
 
-    def _tell(self, epoch: int) -> None:
-        """Tell the samplers which epoch comes next."""
+    def _demand(self, epoch: int) -> None:
+        """Whatever was said before, ``epoch`` comes next."""
         self._asked_for = None
-        self._told.tell(epoch)
+        self._told.demand(epoch)
 
     def load(self, state: State) -> None:
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
@@ -180,7 +181,7 @@ class GraphReader(Generic[T]):
             self._sharder.look_up_again()
         self._ahead = {}
         self.cursor.load(state)
-        self._tell(epoch_of(self.cursor.here))
+        self._demand(epoch_of(self.cursor.here))
         self.commits.forget(state)
 
     def refresh(self) -> None:
@@ -259,8 +260,10 @@ class GraphReader(Generic[T]):
             if self.notes is not None:
                 self.notes.ended()
             ended = cursor.marker_read(root.get_state())
-            self._answer()
-            self._tell(epoch + 1)
+            if not self._is_answered:
+                self._answer()
+            self._asked_for = None
+            self._told.tell(epoch + 1)
             if ended:
                 raise StopIteration
             self._begin_where_it_stands()

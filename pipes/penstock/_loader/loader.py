@@ -216,7 +216,7 @@ class Loader(FromDataset, Generic[T]):
                 "this loader has no sampler, because it has no length and trainers cannot count its epochs. Call "
                 "loader.set_epoch(epoch)."
             )
-        return EpochView(self._reader.cursor)
+        return EpochView(self._reader.request)
 
     @sampler.setter
     def sampler(self, value: Any) -> NoReturn:

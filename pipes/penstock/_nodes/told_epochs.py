@@ -53,10 +53,21 @@ class ToldEpochs:
             answer(one)
 
     def tell(self, epoch: int) -> None:
-        """Tell the samplers that ``epoch`` comes next. What the user then tells them counts."""
-        with neutral_modes():
-            for sampler in self._samplers:
-                tell(sampler, epoch, seeded=True)
+        """An epoch is over: tell the samplers that ``epoch`` comes next, but for those that the user has told another
+        one since. What the user then tells them counts.
+        """
+        for sampler in self._samplers:
+            if all(asked(each) is None for each in told_by(sampler)):
+                self._tell(sampler, epoch)
+        self._told = epoch
+
+    def demand(self, epoch: int) -> None:
+        """``epoch`` was asked of the loader, or a state in it was loaded: tell all samplers, which answers the user's
+        earlier calls.
+        """
+        for sampler in self._samplers:
+            self._tell(sampler, epoch)
+        self.answer()
         self._told = epoch
 
     def begin(self, epoch: int) -> None:
@@ -66,8 +77,7 @@ class ToldEpochs:
         for sampler in self._samplers:
             told = told_by(sampler)
             if any(follows(each) and number_of(each) != epoch for each in told):
-                with neutral_modes():
-                    tell(sampler, epoch, seeded=True)
+                self._tell(sampler, epoch)
             elif self._told != epoch != 0 and told and not any(map(keeps, told)) and self._once(type(sampler)):
                 log.info(
                     "%s was not told that epoch %d begins: the loop left the epoch before it early, and without an "
@@ -76,3 +86,7 @@ class ToldEpochs:
                     type(sampler).__name__,
                     epoch,
                 )
+
+    def _tell(self, sampler: Any, epoch: int) -> None:
+        with neutral_modes():
+            tell(sampler, epoch, seeded=True)
