@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from penstock._errors import is_own_error
-from penstock._fetch.held import closure_of, code_names, globals_of, is_users, members_of, modules_of
+from penstock._fetch.users_code import closure_of, code_names, globals_of, is_users, members_of, modules_of
 from penstock._memory.buffers import flat_bytes
 from penstock._nodes.sampler_traits import seedable, wrapped
 

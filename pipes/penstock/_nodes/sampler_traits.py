@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 
 from penstock._errors import suppress_own
 from penstock._fetch.epoch_calls import tell_epoch
-from penstock._fetch.held import held
+from penstock._fetch.held import found_in as held
 from penstock._random.draws import looker
 from penstock._random.global_rng import global_rngs_kept, seed_globals
 

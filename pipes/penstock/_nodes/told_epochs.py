@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._fetch.epoch_calls import is_told, listen
-from penstock._fetch.held import held
+from penstock._fetch.held import found_in as held
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.sampler_traits import tell, told_by
 
