@@ -206,5 +206,5 @@ class Data2:
 def test_a_walk_over_what_objects_hold_ends_at_copies():
     """Seen to fail: a generator in a copy was found, and seeded."""
     copies = DatasetCopies(Data(rng=random.Random(3)))
-    found, _ = held({"data": Data(copies=copies, rng=random.Random(4))})
+    found = held({"data": Data(copies=copies, rng=random.Random(4))})
     assert [one.path for one in found if isinstance(one.value, random.Random)] == ["data.rng"]

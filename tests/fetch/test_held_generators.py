@@ -7,9 +7,7 @@ a generator.
 
 from __future__ import annotations
 
-import importlib
 import io
-import logging
 import os
 import pickle
 import random
@@ -19,7 +17,6 @@ import warnings
 import weakref
 from functools import cache, partial
 from itertools import product
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -39,7 +36,6 @@ from penstock.testing import assert_resumes_everywhere
 
 N = 48
 BATCH = 8
-shared = np.random.default_rng(0)
 
 
 def numpys(kind):
@@ -119,15 +115,13 @@ class PerEpoch(Drawing):
 class Mixture(Drawing):
     """Holds generators in many places, all seeded alike."""
 
-    level = np.random.default_rng(7)
-
     def __init__(self):
         super().__init__()
         self.transforms = [Noise(), partial(noise, rng=np.random.default_rng(7)), closed(np.random.default_rng(7))]
         self.by_name = {"a": np.random.default_rng(7)}
 
     def __getitem__(self, index):
-        draws = [rng.random() for rng in (self.rng, self.level, self.by_name["a"], shared)]
+        draws = [rng.random() for rng in (self.rng, self.by_name["a"])]
         return index, *draws, *(transform(0.0) for transform in self.transforms)
 
 
@@ -137,6 +131,9 @@ class Noise:
 
     def __call__(self, value):
         return value + self.rng.random()
+
+    def of_all(self, values):
+        return [self(value) for value in values]
 
 
 def noise(value, rng):
@@ -212,7 +209,7 @@ def of_each_kind(kind):
 )
 @pytest.mark.slow
 def test_wherever_it_is_and_whenever_it_was_made(make, words):
-    """Seen to fail: `run` that loads no batch again."""
+    """Seen to fail: a first sample that is not loaded again."""
     assert read(make(), **words) == alone(make)
 
 
@@ -233,7 +230,7 @@ def test_in_every_epoch():
 def test_no_two_draw_alike():
     """Although all were seeded with 7. Seen to fail: a key without the path."""
     for _, *draws in read(Mixture()):
-        assert len(set(draws)) == len(draws) == 7
+        assert len(set(draws)) == len(draws) == 5
     assert len({row[1] for row in read(Drawing())}) == N
 
 
@@ -370,9 +367,7 @@ def test_an_item_without_an_address_is_named(caplog):
 def test_it_resumes_everywhere(words):
     """Seen to fail: `HeldGenerators.seed` that does nothing."""
     assert_resumes_everywhere(
-        lambda: Loader.from_dataset(
-            Drawing(n=12), 4, shuffle=True, transform=lambda one: (*one, shared.random()), **words
-        ),
+        lambda: Loader.from_dataset(Drawing(n=12), 4, shuffle=True, transform=Noise().of_all, **words),
         steps=9,
     )
 
@@ -504,13 +499,17 @@ def test_off(caplog):
 # Found late, or not at all.
 
 
-def test_a_batch_in_which_one_appears_is_loaded_once_more_and_no_other_is():
-    """Seen to fail: ``_again`` left out, for a dataset that makes one for each sample."""
-    for make, calls in ((Drawing, N), (Lazily, N + BATCH), (PerProcess, N + BATCH)):
-        dataset = make()
-        read(dataset)
-        assert dataset.calls == calls
+@pytest.mark.parametrize(("make", "calls"), [(Drawing, N + 1), (Lazily, N + 2), (PerProcess, N + 2)])
+def test_the_first_sample_is_loaded_again(make, calls):
+    """And a third time if one appeared, which was not seeded. Seen to fail: each batch's first sample."""
+    dataset = make()
+    read(dataset)
+    assert dataset.calls == calls
+    read(dataset, seed_global_rngs=False)
+    assert dataset.calls == calls + N
 
+
+def test_one_that_is_made_for_each_sample_is_left_alone():
     class PerSample(Drawing):
         def draw(self):
             self.rng = np.random.default_rng(7)
@@ -518,19 +517,7 @@ def test_a_batch_in_which_one_appears_is_loaded_once_more_and_no_other_is():
 
     dataset = PerSample()
     assert {row[1] for row in read(dataset)} == {np.random.default_rng(7).random()}
-    assert dataset.calls == N + BATCH
-
-
-def test_one_that_appears_late_is_named(caplog):
-    """At batch 4 it is seeded, but batch 3 was delivered. Seen to fail: ``late`` left out."""
-
-    class Late(Lazily):
-        def __getitem__(self, index):
-            return (index, self.draw()) if index >= 2 * BATCH else (index, 0.0)
-
-    found = read(Late())
-    assert found[3 * BATCH :] == alone(Drawing)[3 * BATCH :]
-    assert caplog.text.count("dataset.rng appeared after the first samples") == 1
+    assert dataset.calls == N + 2
 
 
 def test_a_worker_init_fn_may_make_one():
@@ -559,37 +546,6 @@ def test_what_changes_the_order_of_the_epoch_is_seeded_too():
 
     runs = [epochs(**words) for words in WORKERS]
     assert runs[0] == runs[1] == runs[2]
-
-
-@pytest.mark.slow
-def test_a_walk_that_was_cut_is_said_once(caplog):
-    """Records of plain values do not count, and what is near is found nevertheless. Seen to fail: items of long lists
-    visited in turn with the rest; what the client of an open file on S3 holds."""
-
-    class Anything:
-        pass
-
-    class Large(Drawing):
-        def __init__(self, record):
-            super().__init__()
-            self.records = [record() for _ in range(20_000)]
-            self.transforms = [[[[Noise()]]]]
-
-    caplog.set_level(logging.INFO)
-
-    class RemoteFile(io.BytesIO):
-        def __init__(self):
-            self.client = Anything()
-
-    for record, said in ((lambda: ("path", np.zeros(1)), 0), (RemoteFile, 0), (Anything, 1)):
-        task = FetchTask(Fetch(Large(record)), 3, True)
-        for start in range(0, N, BATCH):
-            task(indices(range(start, start + BATCH)), [IDLE])
-        assert [one.where.path for one in task.generators.found] == [
-            "dataset.rng",
-            "dataset.transforms[0][0][0][0].rng",
-        ]
-        assert caplog.text.count("hold so many objects") == said
 
 
 def test_one_that_cannot_be_seeded_is_named(caplog):
@@ -675,72 +631,7 @@ def test_a_reader_thread_seeds_them_and_puts_them_back():
     assert states(dataset) == before
 
 
-# Through modules, sets and descriptors.
-
-IMPORTS = {
-    "one module": "import drawn_pkg.sub\ndef draw(): return drawn_pkg.sub.RNG.random()",
-    "an alias": "import drawn_pkg.sub as other\ndef draw(): return other.RNG.random()",
-    "inside": "def draw():\n    import drawn_pkg.sub\n    return drawn_pkg.sub.RNG.random()",
-    "a name inside": "def draw():\n    from drawn_pkg.sub import RNG\n    return RNG.random()",
-    "a module inside": "def draw():\n    from drawn_pkg import sub as other\n    return other.RNG.random()",
-    "a relative name inside": "def draw():\n    from .sub import RNG\n    return RNG.random()",
-    "a relative module inside": "def draw():\n    from . import sub\n    return sub.RNG.random()",
-    "in a function inside": (
-        "def draw():\n    def inner():\n        from drawn_pkg.sub import RNG\n        return RNG.random()\n    return "
-        "inner()"
-    ),
-}
-
-
-@pytest.mark.parametrize("is_namespace", [False, True])
-@pytest.mark.parametrize("how", IMPORTS)
-def test_in_a_module_of_a_package(how, is_namespace, tmp_path, monkeypatch):
-    """Seen to fail: only modules that a global names were looked into, one deep, and only those with a file."""
-    package = tmp_path / "drawn_pkg"
-    package.mkdir()
-    if not is_namespace:
-        (package / "__init__.py").write_text("")
-    (package / "sub.py").write_text("import random\nRNG = random.Random(7)\nOTHER = random.Random(7)\n")
-    (package / "user.py").write_text(IMPORTS[how])
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("", ".sub", ".user"):
-        monkeypatch.delitem(sys.modules, f"drawn_pkg{name}", raising=False)
-    draw = importlib.import_module("drawn_pkg.user").draw
-    draw()
-    try:
-        (path,) = HeldGenerators(0, {"transform": draw}, False).states()  # once, and not the one that is not named
-        assert path.endswith(".RNG")
-    finally:
-        for name in ("", ".sub", ".user"):
-            sys.modules.pop(f"drawn_pkg{name}", None)
-
-
-class Descriptor:
-    def __init__(self):
-        self.rng = random.Random(7)
-
-    def __get__(self, one, kind=None):
-        return self if one is None else self.rng.random()
-
-
-class Described:
-    value = Descriptor()
-
-
-@pytest.mark.parametrize(
-    ("holder", "path"),
-    [
-        ({Noise(), 1, "a"}, "root{0}.rng"),
-        (frozenset([Noise()]), "root{0}.rng"),
-        ({frozenset([Noise()])}, "root{0}{0}.rng"),
-        (MappingProxyType({"a": Noise()}), "root['a'].rng"),
-        (Described(), "root.__class__.value.rng"),
-    ],
-    ids=["set", "frozenset", "set in a set", "mapping proxy", "descriptor"],
-)
-def test_in_less_usual_places(holder, path):
-    """Seen to fail: nothing was found."""
-    assert [*HeldGenerators(0, {"root": holder}, False).states()] == [path]
+# What refuses.
 
 
 class Refusing:
@@ -798,14 +689,7 @@ class Beside:
         return index
 
 
-REFUSED = Refusing()
-
-
-def draw_beside(index):
-    return index, REFUSED is not None and shared.random()
-
-
-@pytest.mark.parametrize("words", [{}, {"num_workers": 1}, {"num_workers": 1, "method": "thread"}])
+@pytest.mark.parametrize("words", [{}, {"num_workers": 1, "method": "thread"}])
 @pytest.mark.parametrize(("make", "inside"), REFUSING.values(), ids=REFUSING)
 def test_what_refuses_to_be_looked_at_is_passed_over(make, inside, words):
     """Seen to fail: it raised what the look raises; what stands behind it in a list was not found; nor was what is in
@@ -816,10 +700,3 @@ def test_what_refuses_to_be_looked_at_is_passed_over(make, inside, words):
     paths = {*HeldGenerators(0, {"dataset": Beside(make)}, False).states()}
     inner = {f"dataset.first{inside}"} if inside else set()
     assert paths == {"dataset.rng", "dataset.listed[1].rng"} | inner
-
-
-def test_among_globals_and_members_too():
-    """Seen to fail: no generator of the function was found, and none of the class."""
-    kind = type("Kind", (), {"refused": REFUSED, "rng": random.Random(7)})
-    roots = {"transform": draw_beside, "dataset": kind()}
-    assert {*HeldGenerators(0, roots, False).states()} == {"transform:shared", "dataset.__class__.rng"}

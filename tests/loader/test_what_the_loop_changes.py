@@ -357,7 +357,7 @@ def test_the_usual_loop_loads_every_sample_once(declared, caplog):
 
     words = {"num_workers": 2, "method": "thread", "prefetch_factor": 1, "plan_ahead": declared}
     sampler = Epochs()
-    with Loader.from_dataset(Counted(N), 4, sampler=sampler, **words) as loader:
+    with Loader.from_dataset(Counted(N), 4, sampler=sampler, seed_global_rngs=False, **words) as loader:
         for epoch in range(4):
             assert not ahead[epoch].is_set() or declared
             sampler.set_epoch(epoch)
@@ -675,7 +675,7 @@ def test_nothing_is_dropped_of_torchs_samplers_that_are_not_changed(what, caplog
             return super().__getitem__(index)
 
     words = {**source_of(sampler), "seed": 0}  # given, because one line builds several
-    with Loader.from_dataset(Counted(2 * N), **words, num_workers=2, method="thread") as loader:
+    with Loader.from_dataset(Counted(2 * N), **words, num_workers=2, method="thread", seed_global_rngs=False) as loader:
         values(loader)
         assert ahead.wait(50)
         for _ in range(3):
@@ -855,6 +855,10 @@ SHARED = {
 }
 
 
+def collated(reads, samples):
+    return torch.tensor([reads[k] for k in samples])
+
+
 PLACES = [*((what, "dataset") for what in SHARED), ("Value", "transform"), ("Value", "collate_fn")]
 
 
@@ -882,13 +886,14 @@ def manager():
 )
 def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
     """Seen to fail: up to a whole epoch was made with the old value."""
+    caplog.set_level(logging.INFO)
     make, read, put = SHARED[what]
     cell = make(manager)
     reads = Reads(cell, read)
     words = {
         "dataset": {"dataset": reads},
         "transform": {"dataset": range(N), "transform": reads.__getitem__},
-        "collate_fn": {"dataset": range(N), "collate_fn": lambda samples: torch.tensor([reads[k] for k in samples])},
+        "collate_fn": {"dataset": range(N), "collate_fn": partial(collated, reads)},
     }
     got = []
     with Loader.from_dataset(**words[where], batch_size=4, **METHODS[how]) as loader:
@@ -896,16 +901,15 @@ def test_a_shared_value_is_that_of_the_epoch(what, how, where, manager, caplog):
             put(cell, epoch)
             got.append(values(loader))
     assert got == [[1000 * epoch + k for k in range(N)] for epoch in (0, 0, 1, 2, 2, 3)]
-    said = [record.message for record in caplog.records if "is shared with the workers" in record.message]
+    said = [record.message for record in caplog.records if "is shared memory" in record.message]
     assert len(said) == (how != "inline")
-    assert all(
-        part in one for one in said for part in (where, "epoch 2", "set_epoch(epoch)", "penstock.sample().epoch")
-    )
+    assert all(part in one for one in said for part in (where, "set_epoch(epoch)", "penstock.sample().epoch"))
 
 
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="the values are inherited")
 def test_so_is_one_that_a_worker_is_given_as_it_starts(caplog):
     """Seen to fail: ``worker_init_fn`` was not looked into."""
+    caplog.set_level(logging.INFO)
     cell, got = multiprocessing.Value("i", 0), []
     init = partial(keep, Reads(cell, of_value))
     with Loader.from_dataset(range(N), 4, transform=of_the_worker, worker_init_fn=init, num_workers=2) as loader:
@@ -928,7 +932,7 @@ def test_a_sampler_may_read_a_manager(manager):
     assert letters(read) == WANTED
 
 
-def test_after_a_change_no_epoch_is_loaded_ahead():
+def test_no_epoch_is_loaded_ahead():
     """Seen to fail: the batches of every epoch were loaded twice."""
     cell, loaded = multiprocessing.Value("i", 0), []
 
@@ -939,8 +943,7 @@ def test_after_a_change_no_epoch_is_loaded_ahead():
     with Loader.from_dataset(Reads(cell, read), 4, num_workers=2, method="thread", prefetch_factor=1) as loader:
         for cell.value in range(5):
             values(loader)
-    assert [loaded.count(epoch) for epoch in range(2, 5)] == [N] * 3
-    assert loaded.count(5) == 0
+    assert [loaded.count(epoch) for epoch in range(1, 6)] == [*[N] * 4, 0]
 
 
 @pytest.mark.parametrize("how", ["inline", "threads", "processes"])
@@ -949,8 +952,11 @@ def test_so_is_one_that_an_iterable_reads(how):
     cell = multiprocessing.Value("i", 0)
 
     class Shared(IterableDataset):
+        def __init__(self):
+            self.cell = cell
+
         def __iter__(self):
-            return (1000 * cell.value + k for k in range(N))
+            return (1000 * self.cell.value + k for k in range(N))
 
     with Loader.from_dataset(Shared(), 4, **METHODS[how]) as loader:
         for epoch in (0, 1, 2):
@@ -964,29 +970,3 @@ def test_a_large_shared_tensor_is_data():
         values(loader)
         shared[0] = 7
         assert values(loader)[0] in (0, 7000)
-
-
-def test_a_value_that_stays_is_loaded_ahead(caplog):
-    """Seen to fail: with the value looked at only when the loop asks."""
-    cell, ahead = multiprocessing.Value("i", 5), threading.Event()
-
-    def read(cell):
-        if penstock.sample().epoch == 2:
-            ahead.set()
-        return cell.value
-
-    with Loader.from_dataset(Reads(cell, read), 4, num_workers=2, method="thread") as loader:
-        for _ in range(2):
-            values(loader)
-        assert ahead.wait(50)
-    assert not caplog.records
-
-
-def test_a_manager_that_has_ended_is_no_error(caplog):
-    caplog.set_level(logging.WARNING)
-    with multiprocessing.Manager() as manager:
-        shared = manager.dict(epoch=0)
-        loader = Loader.from_dataset(Reads(shared, lambda cell: 0), 4, num_workers=2, method="thread")
-        values(loader)
-    with loader:
-        assert values(loader) == [*range(N)]

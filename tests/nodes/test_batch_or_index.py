@@ -166,7 +166,7 @@ def test_a_dataset_of_arrays_is_indexed_once_by_a_list():
         dataset = kind(torch.arange(5.0) * 2, torch.arange(5))
         theirs = list(DataLoader(dataset, batch_size=None, sampler=sampler))
         asked.clear()
-        ours = loaded(0, dataset, batch_size=None, sampler=sampler)
+        ours = loaded(0, dataset, batch_size=None, sampler=sampler, seed_global_rngs=False)
         assert [[part.tolist() for part in batch] for batch in ours] == [
             [part.tolist() for part in batch] for batch in theirs
         ]

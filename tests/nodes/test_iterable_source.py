@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from itertools import islice
 
 import pytest
 import torchdata.nodes
 from global_draws import draw, generators, seeded
 from resumable import Resumable
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from penstock import GraphError, Loader, SampleError, SourceError
 from penstock._random.global_rng import global_rngs_kept
@@ -212,8 +211,6 @@ def test_an_epoch_that_an_iterable_cannot_give_again_is_an_error(workers):
 
 # Generators of its own.
 
-module_rng = random.Random(7)
-
 
 class Shuffles(IterableDataset):
     """Its generator shuffles each pass, and draws for each item."""
@@ -259,14 +256,6 @@ class ShufflesTold(ShufflesAtOnce):
 
     def __iter__(self):
         return ((*item, self.noise) for item in super().__iter__())
-
-
-class ShufflesByAGlobal(Shuffles):
-    def __init__(self):
-        pass
-
-    def generator(self):
-        return module_rng
 
 
 class HasPasses(ShufflesLazily):
@@ -325,7 +314,7 @@ class HasAState(Shuffles):
 
 every_shuffle = pytest.mark.parametrize(
     "make",
-    [Shuffles, ShufflesAtOnce, ShufflesLazily, ShufflesAnew, ShufflesTold, ShufflesByAGlobal, HasPasses, HasAState],
+    [Shuffles, ShufflesAtOnce, ShufflesLazily, ShufflesAnew, ShufflesTold, HasPasses, HasAState],
 )
 
 
@@ -364,44 +353,6 @@ def test_its_generator_is_left_alone_where_the_global_ones_are():
     dataset, other = Shuffles(), Shuffles()
     with Loader(Prefetcher(Batcher(Cycler(IterableSource(dataset)), N), 1)) as loader:
         assert [[*map(tuple, batch)] for _ in range(2) for batch in loader] == [list(other), list(other)]
-
-
-# One that could be read in lanes.
-
-
-def asking(name):
-    def items(self):
-        info = get_worker_info()
-        return iter(range(4) if info is None else [])
-
-    return type(name, (IterableDataset,), {"__iter__": items})
-
-
-@pytest.mark.parametrize(
-    ("options", "level"),
-    [
-        ({}, "INFO"),
-        ({"num_workers": 1}, "WARNING"),
-        ({"split": "items", "rank": 0, "world_size": 2, "tail": "drop"}, "WARNING"),
-    ],
-)
-def test_one_that_asks_which_worker_it_is_is_told_of_lanes(options, level, caplog):
-    """Once in a process, and only if it really asks. Seen to fail: nothing was said."""
-    caplog.set_level("INFO", "penstock")
-    kind = asking(f"Asks{level}{len(options)}")
-    for _ in range(2):
-        with Loader.from_dataset(kind(), batch_size=2, **options) as loader:
-            list(loader)
-    said = [record.levelname for record in caplog.records if "lanes=" in record.getMessage()]
-    assert said == [level]
-    assert sys.getprofile() is None
-
-
-def test_one_that_does_not_ask_is_not(caplog):
-    caplog.set_level("INFO", "penstock")
-    with Loader.from_dataset(Draws(), batch_size=None, num_workers=1) as loader:
-        list(loader)
-    assert "lanes=" not in caplog.text
 
 
 class Headless(IterableDataset):

@@ -85,7 +85,7 @@ def test_ctrl_c_loses_no_item_inline():
             raise KeyboardInterrupt
         return 10 * value
 
-    node = ParallelMapper(source(3), pressed, 0)
+    node = ParallelMapper(source(3), pressed, 0, seed_global_rngs=False)
     assert next(node) == 0
     state = node.get_state()
     with pytest.raises(KeyboardInterrupt):
@@ -148,8 +148,8 @@ def test_marks_take_no_room_in_the_window():
 @pytest.mark.parametrize(
     "roof",
     [
-        lambda note, **words: ParallelMapper(source(12), note, 2, **words),
-        lambda note, **words: Prefetcher(Mapper(source(12), note), 8, **words),
+        lambda note, **words: ParallelMapper(source(12), note, 2, seed_global_rngs=False, **words),
+        lambda note, **words: Prefetcher(Mapper(source(12), note, seed_global_rngs=False), 8, **words),
     ],
     ids=["ParallelMapper", "Prefetcher"],
 )

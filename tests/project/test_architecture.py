@@ -290,6 +290,7 @@ def test_what_a_dataset_may_have_is_asked_in_one_file() -> None:
     assert found.pop("_fetch.dataset_facts") == names - {"shard_names"}  # which `said_of` asks by a variable
     assert found == {
         "_fetch.array_dataset": {"__getitems__"},  # an override of one of torch's classes
+        "_fetch.epoch_attribute": {"set_epoch"},  # anything that the user may tell an epoch
         "_nodes.sampler_traits": {"set_epoch"},
     }
 

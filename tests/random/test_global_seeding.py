@@ -153,14 +153,14 @@ def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline
     load = work.inline if inline else partial(work, current_row=[IDLE])
     over(load)
     again = [] if when is ALWAYS else range(144, 152)
-    assert sorted(dataset.calls) == sorted([*range(N), *again])
+    assert sorted(dataset.calls) == sorted([0, *range(N), *again])  # the first sample is compared
 
 
 def test_seeding_for_collate_fn_hides_no_draw():
     """Samples that always draw are never loaded twice. Seen to fail: `seed_collate` without `_judge`."""
     dataset = Drawing(random.random, ALWAYS)
     over(partial(FetchTask(Fetch(dataset, list), 3, True), current_row=[IDLE]))
-    assert dataset.calls == list(range(N))
+    assert dataset.calls == [0, *range(N)]
 
 
 @settings(max_examples=25, deadline=None)
@@ -306,7 +306,7 @@ def test_the_callers_draws_are_no_surprise():
     with Loader.from_dataset(dataset, batch_size=BATCH) as loader:
         for _ in loader:
             random.random(), np.random.random(), torch.rand(())
-    assert dataset.calls == list(range(N))
+    assert dataset.calls == [0, *range(N)]
 
 
 # The watch.

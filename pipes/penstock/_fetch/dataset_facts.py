@@ -404,7 +404,7 @@ def said_of(dataset: Any, name: str) -> str | None:
 
 def loses_buffer(dataset: Any) -> bool:
     """Whether it is a Hugging Face stream with a shuffle buffer, which its ``state_dict`` leaves out."""
-    steps = held({"": getattr(dataset, "_ex_iterable", None)})[0]
+    steps = held({"": getattr(dataset, "_ex_iterable", None)})
     return any(type(step.value).__name__ == "BufferShuffledExamplesIterable" for step in steps)
 
 

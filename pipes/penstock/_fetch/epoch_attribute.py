@@ -62,3 +62,8 @@ def number_of(one: Any) -> int | None:
 def _forget(key: int) -> None:
     _told.pop(key, None)
     _deaf.discard(key)
+
+
+def is_told(one: Any) -> bool:
+    """Whether ``one`` is an object of a class with a ``set_epoch``."""
+    return not isinstance(one, type) and callable(getattr(type(one), "set_epoch", None))

@@ -8,8 +8,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._arguments import brief
-from penstock._errors import GraphError
+from penstock._errors import GraphError, suppress_own
 from penstock._fetch.columns import in_columns, in_rows
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.epoch_attribute import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, samples_in
@@ -64,7 +65,6 @@ class FetchTask(Task):
             "on_error": on_error,
         }
         self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
-        self._again = not once
         if self.dataset is None:
             self.noun = "the item"
         elif fetch.facts.sets_worker_info:
@@ -94,7 +94,6 @@ class FetchTask(Task):
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self.told):
             return super().inline(task, allocate)
         meter.plain -= 1
-        self.generators.quiet -= 1
         return self._seeding.run(partial(self._batch, task, allocate), of_many=True, kept=True)
 
     @property
@@ -197,9 +196,7 @@ class FetchTask(Task):
             if batch is not None:
                 return batch
         many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
-        return self._run(
-            lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline, again=self._again
-        )
+        return self._run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline)
 
     def _loaded(self, fetch: Fetch, task: Indices, current_row: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
@@ -209,6 +206,11 @@ class FetchTask(Task):
         if not fetch.has_getitems or not indices:
             load = fetch.load
         else:
+            if self.generators.is_first and fetch.transform is None and not self._is_forward:
+                with suppress_own():  # loaded alone, and for nothing else
+                    loading = SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE])
+                    self._begin(loading, positions[0])
+                    self._compares_first(fetch, fetch.load_many, loading, positions, False)(indices[:1])
             self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
             try:
                 fetched = fetch.load_many(indices)
@@ -218,10 +220,10 @@ class FetchTask(Task):
                 load = _load_one(fetch)  # load again, one by one, to find the sample that failed
             else:
                 if fetch.transform is not None:
-                    samples, transform = iter(samples_in(self.dataset, fetched, len(indices))), fetch.transform
+                    samples = samples_in(self.dataset, fetched, len(indices))
                     batch = fetch.begin(len(indices), allocate)
                     return self._row_by_row(
-                        fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row
+                        fetch, task, positions, indices, batch, fetch.transform, current_row, samples
                     )
                 current.set(None)
                 if fetch.meter is not None:
@@ -272,21 +274,25 @@ class FetchTask(Task):
         batch: AnyBatch,
         load: Callable[[Any], Any],
         current_row: MutableSequence[int],
+        items: Sequence[Any] | None = None,
     ) -> Any:
+        """``load`` is called with each of ``items``; default: the indices."""
+        items = indices if items is None else items
         loading = SampleCursor(self.seed, task.epoch, positions, indices, current_row)
         current.set(loading)
-        seed, epoch = self._reseed, task.epoch
-        loading.reseed = seed
+        loading.reseed = self._reseed
+        if self.generators.is_first:
+            load = self._compares_first(fetch, load, loading, positions, items is indices and self._is_forward)
         failures: list[SampleFailure] = []
         begun, rows, added_ns = 0, len(indices), 0
         while begun < rows:
             samples: list[Any] = []
             for row in range(begun, min(rows, begun + batch.step)):
                 current_row[0] = row
-                if seed is not None:
-                    seed(epoch, positions[row])
+                if loading.reseed is not None:
+                    loading.reseed(task.epoch, positions[row])
                 try:
-                    samples.append(load(indices[row]))
+                    samples.append(load(items[row]))
                 except Exception as exc:
                     if self.on_error == "raise" or is_of_stream(exc):
                         raise
@@ -301,6 +307,33 @@ class FetchTask(Task):
         current_row[0] = IDLE
         current.set(None)
         return self._finished(fetch, task, batch, failures, added_ns)
+
+    @property
+    def _is_forward(self) -> bool:
+        return DatasetFacts.of(self.dataset).is_read_in_lanes
+
+    def _compares_first(
+        self, fetch: Fetch, load: Callable[[Any], Any], loading: SampleCursor, positions: Sequence[int], forward: bool
+    ) -> Callable[[Any], Any]:
+        """``load``, which compares the first sample that it loads with the same one loaded again.
+
+        Data that is read ``forward`` would be read again from its start, so only its transform is called again.
+        """
+
+        def begin() -> None:
+            loading.begin_again()
+            loading.reseed = self._reseed
+            if loading.reseed is not None:
+                loading.reseed(loading.epoch, positions[loading.row])
+
+        def first(index: Any) -> Any:
+            if not self.generators.is_first:
+                return load(index)
+            if forward:
+                return self._compared(fetch.transform or _same, fetch.dataset[index], begin)
+            return self._compared(load, index, begin)
+
+        return first
 
     def _finished(
         self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0
@@ -348,6 +381,10 @@ thread, restoring the generators costs more than watching.
 
 
 _row = itemgetter(0)
+
+
+def _same(one: Any) -> Any:
+    return one
 
 
 def _samples(samples: Any) -> Any:

@@ -6,7 +6,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from penstock._arguments import brief
@@ -51,8 +50,7 @@ class FunctionTask(Task):
         function = partial(self.function, allocate=allocate) if self._collates else self.function
         function = function if meter is None else meter.timed(function, meter.load)
         if isinstance(task, Indices):
-            again = isinstance(task.values, int | np.ndarray)  # the function may have modified an item of a stream
-            return self._run(lambda: self._applied(function, task), of_many=False, kept=inline, again=again)
+            return self._run(lambda: self._applied(function, task), of_many=False, kept=inline)
         # Not by `_run`: nothing seeds its draws, so if the generators were restored, each item would draw the same
         # numbers. In threads other code may draw meanwhile; a `DrawWatch` is there for them.
         if self._watch is not None and (inline or get_worker_info() is not None):
@@ -61,10 +59,15 @@ class FunctionTask(Task):
 
     def _applied(self, function: Callable[[Any], Any], indices: Indices) -> Any:
         value = indices.plain()
-        if not indices.is_batch or len(indices):  # an empty batch has no position
-            position = int(indices.positions[0]) if indices.is_batch else indices.positions
+        if indices.is_batch and not len(indices):  # it has no position
+            return function(value)
+        position = int(indices.positions[0]) if indices.is_batch else indices.positions
+
+        def begin() -> None:
             self._begin(SampleCursor(self.seed, indices.epoch, [position], [value], [IDLE]), position)
-        return function(value)
+
+        begin()
+        return self._compared(function, value, begin) if self.generators.is_first else function(value)
 
     def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:
         """Call ``function`` of what another node has made. Its draws cannot be seeded, so say so if there are any."""

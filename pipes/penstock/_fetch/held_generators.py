@@ -60,9 +60,8 @@ class Found(NamedTuple):
 class HeldGenerators:
     """Finds the generators that some objects hold, and seeds them for each sample.
 
-    They are looked for before the first batch in a process, after each ``set_epoch``, and after batches 1, 2, 4, 8, …,
-    because user code may make one at any time. A batch in which one appeared is loaded again, seeded, so that its
-    samples do not depend on the worker. One thread at a time.
+    They are looked for before and after the first sample in a process, and after each ``set_epoch``; one that replaces
+    another at its path is seeded too. One thread at a time.
 
     Args:
         seed: Seed of the samples' random numbers.
@@ -72,29 +71,30 @@ class HeldGenerators:
     Attributes:
         roots: The user's objects.
         seeds: Whether it seeds any.
-        quiet: So many batches need not call `run`.
+        checks: Whether the first sample of each process is compared; see `Task`.
+        is_first: That sample is still to come.
+        quiet: Nothing needs to call `run`.
         found: Those that are seeded.
     """
 
     def __init__(self, seed: int, roots: Mapping[str, Any], on: bool) -> None:
         self._seed = seed
         self.roots = roots
-        self.seeds = on
+        self.seeds = self.checks = on
         self._alone: frozenset[str] = frozenset()
         self._once = Once()
         self.forget()
 
     def forget(self) -> None:
         """Begin anew, for new workers."""
-        self.quiet = 0 if self.seeds else 2**62
+        self.quiet = not self.seeds
         self.found: tuple[Found, ...] = ()
         self._watched: tuple[Found, ...] = ()  # the same for `states`
-        self._stale = self.seeds
-        self._batches = self._looks = 0
-        self._again: set[str] = set()  # paths for which a batch was loaded again
+        self._stale, self.is_first = self.seeds, self.checks
+        self._looks = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_seed", "roots", "seeds", "_alone")}
+        return {name: getattr(self, name) for name in ("_seed", "roots", "seeds", "checks", "_alone")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _once=Once())
@@ -102,16 +102,14 @@ class HeldGenerators:
 
     def leave(self, **others: Any) -> None:
         """Never touch what ``others`` hold too. A sampler usually holds its dataset, which does not count."""
-        if not _generators(held(others)[0]):
-            return
-        data = {
-            id(one.value)
-            for one in held(self.roots)[0]
-            if hasattr(type(one.value), "__getitem__") and type(one.value).__module__ != "builtins"
+        theirs = {
+            id(one.ways.source)
+            for one in _generators(
+                held(others, enters=lambda one: type(one).__module__ == "builtins" or not hasattr(one, "__getitem__"))
+            )
         }
-        theirs = {id(one.ways.source) for one in _generators(held(others, without=data)[0])}
-        # paths, which a worker's copies share
-        self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}
+        if theirs:  # paths, which a worker's copies share
+            self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}
 
     def seed(self, epoch: int, position: int) -> None:
         """Seed them for one sample; see `GlobalSeeding.seed`."""
@@ -119,31 +117,15 @@ class HeldGenerators:
         for one in self.found:
             one.ways.seed(mixed(word ^ one.key))
 
-    def run(self, load: Callable[[], T], *, kept: bool, again: bool = True) -> T:
-        """Return ``load()``, which seeds; with ``kept``, restore the generators afterwards.
-
-        ``again``: whether it may be called twice.
-        """
+    def run(self, load: Callable[[], T], *, kept: bool) -> T:
+        """Return ``load()``, which seeds; with ``kept``, restore the generators afterwards."""
         self.refresh()
         with self.kept(kept):
             value = load()
-        self._batches += 1
-        new, walked = self._followed(), not self._batches & (self._batches - 1)
-        appeared = self.look_again() if walked else []
-        if late := {
-            one.where.path for one in (appeared if again else new + appeared) if self._batches > 2 or not again
-        }:
-            self._say(
-                f"{', '.join(sorted(late))} appeared after the first samples, and what they drew from it was not "
-                f"seeded: they differ with other workers, and after a resume. Make it in __init__, or draw from "
-                f"penstock.sample().rng."
-            )
-        if again and self.first_time(new + appeared):
-            with self.kept(kept):
-                value = load()
-            self._followed()
-        if not self.found:
-            self.quiet, self._batches = self._batches - 1, 2 * self._batches - 1
+        if self.is_first:  # nothing was compared
+            self.is_first = False
+            self.look_again()
+        self.quiet = not self.found
         return value
 
     def refresh(self) -> None:
@@ -151,12 +133,12 @@ class HeldGenerators:
         if self._stale:
             self.look_again()
         elif self.found:
-            self._followed()
+            self._follow()
 
     def expire(self) -> None:
         """User code has run that may have made generators anew."""
         if self.seeds:
-            self.quiet, self._stale = 0, True
+            self.quiet, self._stale = False, True
 
     def kept(self, kept: bool = True) -> AbstractContextManager[None]:
         """With ``kept``, restore them after the body.
@@ -181,15 +163,6 @@ class HeldGenerators:
         self.found = self._look()
         return [one for one in self.found if id(one.ways.source) not in known]
 
-    def first_time(self, new: Iterable[Found]) -> bool:
-        """Whether something must be loaded again because of ``new`` ones.
-
-        One that is made anew each time counts once.
-        """
-        fresh = {one.where.path for one in new} - self._again
-        self._again |= fresh
-        return bool(fresh)
-
     def states(self) -> dict[str, Any]:
         """Their states, by path, for comparison. Looks for them at calls 1, 2, 4, 8, …."""
         self._looks += 1
@@ -197,29 +170,20 @@ class HeldGenerators:
             self._watched = self._look()
         return {one.where.path: _frozen(one.ways.get()) for one in self._watched}
 
-    def _followed(self) -> list[Found]:
-        """Look at their paths; return those that were replaced."""
-        new = []
+    def _follow(self) -> None:
+        """Look at their paths for those that were replaced."""
+        new = {}
         for one in self.found:
             with suppress_own():
                 if (value := one.where.again()) is not one.where.value and (ways := ways_of(value)) is not None:
-                    new.append(Found(one.where._replace(value=value), ways, one.key))
+                    new[one.key] = one._replace(where=one.where._replace(value=value), ways=ways)
         if new:
-            by_path = {one.where.path: one for one in new}
-            self.found = tuple(by_path.get(one.where.path, one) for one in self.found)
-        return new
+            self.found = tuple(new.get(one.key, one) for one in self.found)
 
     def _look(self) -> tuple[Found, ...]:
-        things, cut = held(self.roots)
-        if cut:
-            self._say(
-                "your dataset or its functions hold so many objects that not all were searched for random generators. "
-                "If one draws from a generator that is deep inside, its samples may depend on the workers: draw from "
-                "penstock.sample().rng there."
-            )
         return tuple(
             one
-            for one in _generators(things)
+            for one in _generators(held(self.roots))
             if one.where.path not in self._alone and (not self.seeds or self._can_seed(one))
         )
 
@@ -231,30 +195,20 @@ class HeldGenerators:
         except Exception as exc:
             if not is_own_error(exc):
                 raise
-            self._say(
-                f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample "
-                f"({exc!r:.80}). Draw from penstock.sample().rng."
-            )
+            if self._once(one.where.path):
+                _logger.warning(
+                    f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample "
+                    f"({exc!r:.80}). Draw from penstock.sample().rng."
+                )
             return False
         return True
-
-    def _say(self, words: str) -> None:
-        if self._once(words):
-            _logger.warning("%s", words)
 
 
 def _generators(things: Iterable[Held]) -> list[Found]:
     found: dict[int, Found] = {}
-    paths: set[str] = set()
     for one in things:
-        ways = ways_of(one.value)
-        if ways is None or id(ways.source) in found:
-            continue
-        path = one.path
-        while path in paths:  # an attribute of a class that another class shadows
-            path += "'"
-        paths.add(path)
-        found[id(ways.source)] = Found(one._replace(path=path), ways, int(checksum(path.encode()), 16))
+        if (ways := ways_of(one.value)) is not None and id(ways.source) not in found:
+            found[id(ways.source)] = Found(one, ways, int(checksum(one.path.encode()), 16))
     return list(found.values())
 
 

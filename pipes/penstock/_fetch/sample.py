@@ -182,6 +182,10 @@ class SampleCursor(Cursor):
         """Reset the random numbers of the current sample."""
         self._made = None
 
+    def begin_again(self) -> None:
+        """The current sample is loaded once more."""
+        self._made, self._left = None, SampleCursor._left
+
 
 _OF_A_LIST: type = type(iter([]))
 

@@ -7,15 +7,19 @@ be repeated.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from penstock._errors import Once, suppress_own
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.first_sample import Differing, difference, say
 from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import anywhere
 from penstock._memory.modes import in_neutral_modes
+from penstock._random.draws import looker
 from penstock._random.global_seeding import CALM, GlobalSeeding
 from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
@@ -74,6 +78,7 @@ class Task:
     slot_name: Callable[[int], str] | None = None
     epoch_aware: Sequence[Any] = ()
     told: int | None = None  # the epoch that was passed to them last, in this process
+    _differs = 0  # the result of `difference`, until it is told
 
     def __init__(self, seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
         if seed_global_rngs not in (True, False, "always"):
@@ -82,6 +87,7 @@ class Task:
         self.generators = HeldGenerators(seed, {}, False)
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # for work in the caller's thread; each worker has its own
+        self._once = Once()
 
     def __call__(
         self, task: Any, current_row: MutableSequence[int], allocate: Allocate = anywhere, *, inline: bool = False
@@ -95,7 +101,11 @@ class Task:
                 meter.measure(current_row)
         token = current.set(None)
         try:
-            return self._done(task, current_row, allocate, inline, meter)
+            value = self._done(task, current_row, allocate, inline, meter)
+            if self._differs:
+                level, self._differs = self._differs, 0
+                value = Differing(value, level)
+            return self.unwrapped(value) if inline else value
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, current_row[0])}")
             raise
@@ -112,6 +122,14 @@ class Task:
         called under ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
         """
         return self(task, [IDLE], allocate, inline=True)
+
+    def unwrapped(self, value: Any) -> Any:
+        """What a worker has made, in the consumer's process, which says once that the workers' first samples differ."""
+        if type(value) is not Differing:
+            return value
+        if self._once(value.level):
+            say(self.parts_that_may_draw, value.level)
+        return value.value
 
     def tell(self, epoch: int, *, inline: bool) -> None:
         """Tell the `epoch_aware` datasets that samples of ``epoch`` come next."""
@@ -180,13 +198,42 @@ class Task:
             loading.reseed(loading.epoch, position)
         current.set(loading)
 
-    def _run(self, load: Callable[[], T], *, of_many: bool, kept: bool, again: bool = True) -> T:
+    def _compared(self, function: Callable[[Any], T], item: Any, begin: Callable[[], None]) -> T:
+        """``function(item)``, for the first sample in this process. It is called again with a copy, after ``begin()``,
+        which seeds alike; what comes of the comparison is told with the value.
+
+        If a generator appears meanwhile, which was not seeded then, the last of up to three values counts.
+        """
+        generators, copies, found = self.generators, [], 0
+        with suppress_own():  # what cannot be copied, and may be modified, is not used again
+            copies = [copy.deepcopy(item), copy.deepcopy(item)]
+        # a draw from a generator that is not seeded here is named by another watch
+        look: Callable[[], Any] = (
+            looker(dict if generators.seeds else generators.states) if not self._seeding.active else tuple
+        )
+        before = look()
+        value = function(item)
+        generators.is_first = False
+        for again in copies:
+            new = generators.seeds and generators.look_again()
+            begin()
+            second, found = value, 0
+            with suppress_own():  # it need not work twice
+                second = function(again)
+                found = difference(value, second)
+            if not new:
+                break
+            value = second
+        if found and look() == before:
+            self._differs = found
+        return value
+
+    def _run(self, load: Callable[[], T], *, of_many: bool, kept: bool) -> T:
         """Return ``load()``, seeded as it needs; see `GlobalSeeding.run` and `HeldGenerators.run`."""
         generators = self.generators
         if generators.quiet:
-            generators.quiet -= 1
             return self._seeding.run(load, of_many=of_many, kept=kept)
-        return generators.run(partial(self._seeding.run, load, of_many=of_many, kept=kept), kept=kept, again=again)
+        return generators.run(partial(self._seeding.run, load, of_many=of_many, kept=kept), kept=kept)
 
     @property
     def _reseed(self) -> Callable[[int, int], None] | None:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from penstock._errors import StateMismatch
 from penstock._fetch.dataset_facts import length
-from penstock._fetch.held import is_library_file
+from penstock._fetch.users_code import is_library_file
 from penstock._loader.note_board import (
     AT_MOST_S,
     Board,

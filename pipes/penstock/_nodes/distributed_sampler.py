@@ -101,7 +101,7 @@ def refuse_sharded(sampler: Any) -> None:
         GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``, or holds a ``DistributedSampler``, and was
             not built for a single rank.
     """
-    found, _ = held({"sampler": sampler}, _LOOKED_AT)
+    found = held({"sampler": sampler}, _LOOKED_AT)
     inside = [one.value for one in found if isinstance(one.value, DistributedSampler)]
     for one in (*wrapped(sampler), *inside):
         ranks = next((name for name in ("num_replicas", "num_processes", "world_size") if hasattr(one, name)), None)

@@ -100,6 +100,7 @@ class Executor:
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
         self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
+        self.generators.checks = seed_global_rngs is not False  # in threads too
         # of the user's dataset
         self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None
         if self._threaded and isinstance(map_fn, Fetch) and self._copies is not None:
@@ -289,7 +290,7 @@ class Executor:
         """The value of ``job``, which is done, or its error."""
         self.tasks += 1  # `count`, inlined
         self.samples += samples_of(job.task)
-        return job.result()
+        return self._work.unwrapped(job.result())
 
     def count(self, item: Any) -> None:
         """``item`` was made."""
@@ -302,7 +303,7 @@ class Executor:
             job = self._again.pop(_key(item), None) or self._begun(item, world_size)
             while not job.done:
                 self._pool.wait(job.under_way, self._options.timeout)
-            value = job.result()
+            value = self._work.unwrapped(job.result())
         else:
             value = self._inline.again(item, self._allocate)
         if type(value) is not PartialBatch:
@@ -347,7 +348,7 @@ class Executor:
             collate = partial(self._draws.place.waiting, collate)
 
         def collated(values: list[Any]) -> Any:
-            began, loaded = now(), Loaded(item, parts, values)
+            began, loaded = now(), Loaded(item, parts, list(map(work.unwrapped, values)))
             value = collate(loaded, allocate)
             for one in traced:
                 one.task(loaded, began, now())

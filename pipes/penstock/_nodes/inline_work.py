@@ -109,6 +109,7 @@ class InlineWork:
             "penstock.sample().rng, also in the other thread.",
             self.seeded.parts_that_may_draw,
         )
+        self.seeded.generators.is_first = self.seeded.generators.checks  # it was not compared: unseeded numbers differ
         return self.seeded.inline(again, allocate)
 
     def _was_calm(self, before: States | None) -> bool:

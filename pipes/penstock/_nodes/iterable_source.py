@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
-
-from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch, first_time
 from penstock._fetch.dataset_copies import DatasetCopies
@@ -38,7 +35,7 @@ from penstock._nodes.stream_rng import START, StreamRng
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -184,7 +181,6 @@ class IterableSource(FirstNode[Indices]):
         self._follows: int | None = 0  # the epoch of its next pass; None if unknown
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._once = Once()
-        self._may_ask = isinstance(self.iterable, IterableDataset)
         self._own = OwnMemory()
         self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
@@ -227,9 +223,6 @@ class IterableSource(FirstNode[Indices]):
         taken: list[Indices] = []
         if n == 0 or place["ended"]:
             return taken, place
-        if self._may_ask:
-            with self._asks():
-                return self.read(place, n, every, first)
         if place is not self._stands:
             self._go(place)
         used = self._used
@@ -304,7 +297,7 @@ class IterableSource(FirstNode[Indices]):
                 seed_global_rngs=self.seed_global_rngs,
             )
             copy._pristine, copy._follows = self._pristine, None
-            copy.compared, copy._may_ask = True, False
+            copy.compared = True
             try:
                 copy.read(place, MOST)
                 return copy.note(place)
@@ -316,30 +309,6 @@ class IterableSource(FirstNode[Indices]):
     def shutdown(self) -> None:
         with self._rng.kept():  # a generator may end here
             self._reader.shutdown()
-
-    @contextlib.contextmanager
-    def _asks(self) -> Iterator[None]:
-        """While the first items are read, look whether the iterable asks which worker it is.
-
-        If so, it could be read in lanes.
-        """
-        self._may_ask, asked, question = False, [], get_worker_info.__code__
-        if sys.getprofile() is not None:  # one written in C could not be put back
-            yield
-            return
-        sys.setprofile(lambda frame, event, arg: asked.append(event) if frame.f_code is question else None)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            if asked and first_time("lanes", type(self.iterable)):
-                log.log(
-                    logging.WARNING if self.split == "items" or self.has_workers else logging.INFO,
-                    "%s asks which worker it is (torch.utils.data.get_worker_info), so worker processes could read it "
-                    "in parallel, and each rank only its part; but it is read in the training process. Pass lanes= to "
-                    "Loader.from_dataset, or for several ranks penstock.Stream(dataset, lanes=…, epoch_size=…).",
-                    type(self.iterable).__name__,
-                )
 
     # Where an epoch begins.
 

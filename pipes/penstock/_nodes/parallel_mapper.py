@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, final
 
 from penstock._errors import GraphError, Once, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.indices import Indices, Nothing
-from penstock._fetch.shared_values import SharedValues
+from penstock._fetch.shared_values import shared_in
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.executor import Executor, samples_of
 from penstock._nodes.index_node import index_of
@@ -34,7 +35,6 @@ from penstock._nodes.sharder import ranks_of
 from penstock._random.orders import checked_seed
 from penstock._workers.meter import now, traced
 from penstock._workers.pool import IDLE, Job
-from penstock._workers.reader_thread import reads_ahead
 from penstock._workers.slow_read import SlowRead
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ class ParallelMapper(Node[T]):
             **self.executor.generators.roots,
             "worker_init_fn": worker_init_fn,
         }
-        self._shared = SharedValues(roots, "iterable" if first.watched else None)
-        self._shared_changed = False
+        self._may_share = roots
         self._forward = hasattr(first, "iterable")
         self._slow_read: SlowRead | None = None  # made at the first read ahead of such a source
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
@@ -213,7 +212,6 @@ class ParallelMapper(Node[T]):
         self.executor.start(world_size)
         self.source.reset(initial_state)
         self._at = self.source.get_state()
-        self._shared.forget()
         self._window.restart(self._at, delivered)
 
     def next(self) -> T:
@@ -307,23 +305,23 @@ class ParallelMapper(Node[T]):
     @property
     def runs_ahead(self) -> bool:
         tells_ahead = self.executor.epoch_aware and not self.num_workers  # the user's own dataset, which is read here
-        return not self._shared_changed and not tells_ahead and self.source.runs_ahead
+        return not tells_ahead and self.source.runs_ahead and self._shares_nothing
 
     @property
     def ahead(self) -> int | None:
         return self.executor.crew.most_ahead if self.in_order and not self._options.is_auto else None
 
-    def begin(self, place: State) -> bool:
-        if (path := self._shared.changed()) is None:
-            return True
-        self._shared_changed = True
-        _logger.warning(
-            f"{path} is shared with the workers, and your loop changed it after batches of epoch {place['epoch']} had "
-            f"been loaded with the old value. These were dropped and are loaded again. From now on this loader loads "
-            f"nothing of an epoch before you ask for it. To load ahead, let the dataset take the epoch from its "
-            f"set_epoch(epoch) or from penstock.sample().epoch."
-        )
-        return False
+    @cached_property
+    def _shares_nothing(self) -> bool:
+        """Whether the loop can change nothing for an epoch that the workers read."""
+        if (path := shared_in(self._may_share)) is not None:
+            _logger.info(
+                "%s is shared memory, which your loop may change for an epoch, so nothing of an epoch is loaded before "
+                "you ask for it. To load ahead, let the dataset take the epoch from penstock.sample().epoch or from "
+                "its set_epoch(epoch).",
+                path,
+            )
+        return path is None
 
     def interrupt(self) -> None:
         self.executor.interrupt()
@@ -369,11 +367,10 @@ class ParallelMapper(Node[T]):
 
     def _fill(self, most: int) -> None:
         """Pull and submit items until ``most`` jobs are in flight."""
-        window, source, shared = self._window, self.source, self._shared
+        window, source = self._window, self.source
         while window.under_way < most and window.has_room(most, self._may_pass):
             self._go_to(window.place)
             try:
-                values = shared.read() if shared.at_marker and (self.num_workers or reads_ahead()) else None
                 if self._forward and window.under_way:
                     self._slow_read = self._slow_read or SlowRead(_SLOW)
                     self._slow_read.since = now()
@@ -385,11 +382,8 @@ class ParallelMapper(Node[T]):
                     one.read(source, began, ended)
                 place = source.get_state()
                 if isinstance(item, EndOfEpoch):
-                    shared.forget(at_marker=True)
                     entry = Entry(item, None, place)
                 else:
-                    if shared.at_marker:
-                        shared.begin(values, waited=not reads_ahead())
                     job = None if window.comes_delivered else self.executor.submit(item, idle=not window.under_way)
                     entry = Entry(None, job, place, item if type(item) is Indices else source.address())
             except StopIteration:
@@ -426,11 +420,10 @@ class ParallelMapper(Node[T]):
 
         An interrupt leaves the window unchanged, so the next call repeats everything.
         """
-        window, source, executor, shared = self._window, self._source, self.executor, self._shared
+        window, source, executor = self._window, self._source, self.executor
         assert source is not None
         if self._at is not window.base:
             self._go_to(window.base)
-        values = shared.read() if shared.at_marker and reads_ahead() else None
         self._at = None  # `_go_to`, inlined: unless this succeeds, the source is reset at the next call
         try:
             asked = now()
@@ -452,11 +445,8 @@ class ParallelMapper(Node[T]):
             return _HELD
         place = source.get_state()
         if isinstance(item, EndOfEpoch):
-            shared.forget(at_marker=True)
             self._at = window.base = place
             return item
-        if shared.at_marker:
-            shared.begin(values, waited=False)
         try:
             value = executor.run_inline(item, began)
         except BaseException as exc:

@@ -47,6 +47,7 @@ class StreamRng:
         self._seeds = False  # whether this read does
         self._held = HeldGenerators(self._key, {"iterable": facts.dataset} if held else {}, enabled and held)
         self._watched = not enabled
+        self._made: set[str] = set()  # the paths for which a beginning was read again
         self._gradients = GradientMode()
 
     @contextlib.contextmanager
@@ -79,9 +80,11 @@ class StreamRng:
 
     def made_one(self) -> bool:
         """Whether the beginning of a pass must be read again, because the iterable has made a generator there, which
-        was not seeded.
+        was not seeded. One that is made anew in each pass counts once.
         """
-        return self._seeds and self._held.seeds and self._held.first_time(self._held.look_again())
+        made = {one.where.path for one in self._held.look_again()} if self._seeds and self._held.seeds else set()
+        known, self._made = self._made, self._made | made
+        return self._made != known
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

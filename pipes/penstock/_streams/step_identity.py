@@ -24,7 +24,7 @@ import torch
 
 from penstock._arguments import checksum
 from penstock._errors import first_time
-from penstock._fetch.held import closure_of, globals_of, is_library_file, is_users
+from penstock._fetch.users_code import closure_of, globals_of, is_library_file, is_users
 from penstock._memory.buffers import flat_bytes
 
 if TYPE_CHECKING:
