@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.told_parts import told_in
 from penstock._loader.loader import Loader
 from penstock._streams.progress import Progress
 
@@ -22,9 +23,9 @@ def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
             f"{reader} needs a dataset that can be read by index and has a length, and {facts.name} does not qualify. "
             f"Pass a map-style dataset."
         ) from facts.unsized
-    if aware := facts.epoch_aware:
+    for part in told_in(facts.dataset).values():
         raise ValueError(
-            f"{type(aware[0]).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them "
+            f"{type(part).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them "
             f"only once. {remedy}"
         )
 

@@ -6,6 +6,8 @@ import io
 import mmap
 import pickle
 import sys
+from multiprocessing.sharedctypes import SynchronizedBase
+from multiprocessing.synchronize import SemLock
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final, final
 
@@ -22,7 +24,7 @@ _LONG: Final = 256
 """Bytes or characters of the longest ``bytes`` or ``str`` that is copied. They cannot change."""
 _FEW: Final = 64
 """Bytes of the largest tensor in shared memory that is compared, because the loop may set it."""
-_SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
+_SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type, SynchronizedBase, SemLock)
 _OF_ARROW: Final = ("Table", "RecordBatch", "ChunkedArray", "Array", "Buffer")
 
 
@@ -30,8 +32,9 @@ _OF_ARROW: Final = ("Table", "RecordBatch", "ChunkedArray", "Array", "Buffer")
 class DatasetCopies(EndOfWalk):
     """Makes copies of ``dataset`` as it is when the first one is made, in each process.
 
-    Copies share functions, classes, Arrow's tables, long strings, and arrays and tensors over 64 KB: one copy of a 10
-    GB array per lane would not fit, and of a memory map it would be read whole. A shared array cannot be written to,
+    Copies share functions, classes, values and locks of multiprocessing, Arrow's tables, long strings, and arrays and
+    tensors over 64 KB: one copy of a 10 GB array per lane would not fit, and of a memory map it would be read whole. A
+    shared array cannot be written to,
     because a shuffle in place would shuffle it for all copies. Torch has no tensor of that kind; see `changed`.
 
     Attributes:
@@ -46,6 +49,7 @@ class DatasetCopies(EndOfWalk):
         self._pickled: tuple[bytes, list[Any]] | None = None
         self._versions: list[tuple[Any, int]] = []
         self.attributes: dict[str, Any] = {}
+        self.left: set[str] = set()  # see `ToldParts`
 
     def __call__(self) -> Any:
         """Another copy.
@@ -88,7 +92,7 @@ class DatasetCopies(EndOfWalk):
         return any(tensor._version != version for tensor, version in self._versions)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "_pickled": None, "_versions": [], "attributes": {}}
+        return {"dataset": self.dataset, "_pickled": None, "_versions": [], "attributes": {}, "left": {*self.left}}
 
 
 class _Pickler(pickle.Pickler):

@@ -307,9 +307,12 @@ class DatasetFacts:
         return {name: said for name, said in found.items() if said is not None}
 
     @cached_property
-    def epoch_aware(self) -> list[Any]:
-        """The datasets with a ``set_epoch``: it itself, or those inside torch's own wrappers."""
-        return _epoch_aware(self.dataset)
+    def tops(self) -> list[Any]:
+        """The dataset with a ``set_epoch`` that the user knows, it itself or inside a wrapper, if it has one."""
+        one = self.dataset
+        while isinstance(one, Subset | DatasetView) and not callable(getattr(one, "set_epoch", None)):
+            one = one.dataset
+        return [one] if callable(getattr(one, "set_epoch", None)) else []
 
     @property
     def is_told(self) -> bool:
@@ -322,6 +325,13 @@ class DatasetFacts:
         loop.
         """
         return self.is_told and not any(map(_is_shared, getattr(self.dataset, "__dict__", {}).values()))
+
+    @property
+    def copied(self) -> Any:
+        """The `DatasetCopies` of which each epoch reads new ones, and their dataset is what the user knows; None if
+        the dataset is none of that kind.
+        """
+        return getattr(self.dataset, "copied_by_epoch", None)
 
     @property
     def has_state(self) -> bool:
@@ -406,19 +416,6 @@ def loses_buffer(dataset: Any) -> bool:
     """Whether it is a Hugging Face stream with a shuffle buffer, which its ``state_dict`` leaves out."""
     steps = held({"": getattr(dataset, "_ex_iterable", None)})
     return any(type(step.value).__name__ == "BufferShuffledExamplesIterable" for step in steps)
-
-
-def _epoch_aware(dataset: Any) -> list[Any]:
-    if callable(getattr(dataset, "set_epoch", None)):
-        return [dataset]
-    inside = (
-        [dataset.dataset]
-        if isinstance(dataset, Subset | DatasetView)
-        else dataset.datasets
-        if isinstance(dataset, ConcatDataset)
-        else []
-    )
-    return [found for one in inside for found in _epoch_aware(one)]
 
 
 def _is_shared(value: Any) -> bool:

@@ -11,7 +11,6 @@ from penstock._arguments import brief
 from penstock._errors import GraphError, suppress_own
 from penstock._fetch.columns import in_columns, in_rows
 from penstock._fetch.dataset_facts import DatasetFacts
-from penstock._fetch.epoch_attribute import tell_epoch
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, samples_in
 from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
@@ -20,6 +19,7 @@ from penstock._fetch.packing import PackView
 from penstock._fetch.padding import Padded
 from penstock._fetch.sample import SampleCursor, current
 from penstock._fetch.task import Loaded, Part, Task
+from penstock._fetch.told_parts import ToldParts
 from penstock._fetch.torch_collate import has_registered
 from penstock._memory.allocation import anywhere
 from penstock._memory.modes import are_neutral, neutral_modes
@@ -71,7 +71,7 @@ class FetchTask(Task):
             self.noun, self.slot_name = "item", getattr(self.dataset, "slot_name", None)
         self.on_error = on_error
         self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
-        self.epoch_aware = fetch.facts.epoch_aware
+        self.told_parts = ToldParts(fetch.dataset, fetch.facts.tops)
 
     def close(self) -> None:
         """Close what is read in lanes in this process, which ends: the user's generators, each with its ``finally``."""
@@ -91,7 +91,7 @@ class FetchTask(Task):
     def _inline(self, task: Any, allocate: Allocate) -> Any:
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
-        if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self.told):
+        if not plain or not (task.is_batch and len(task.positions)) or (self.told_parts and task.epoch != self.told):
             return super().inline(task, allocate)
         meter.plain -= 1
         return self._seeding.run(partial(self._batch, task, allocate), of_many=True, kept=True)
@@ -184,7 +184,7 @@ class FetchTask(Task):
                 f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at "
                 f"the source, or map with a plain function."
             )
-        if self.epoch_aware and task.epoch != self.told:
+        if self.told_parts and task.epoch != self.told:
             self.tell(task.epoch, inline=inline)
         if fetch.is_arrays and task.is_batch:
             try:
@@ -363,13 +363,12 @@ class FetchTask(Task):
             loading.reseed(sample.epoch, sample.position)
         return self.on_error(exc, sample.index, sample.epoch, sample.position)
 
-    def tell(self, epoch: int, *, inline: bool) -> None:
+    def tell(self, epoch: int, *, inline: bool, ahead: bool = False) -> None:
         self.told = None
         self.generators.refresh()
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
-            for dataset in self.epoch_aware:
-                tell_epoch(dataset, epoch)
+            (self.told_parts.tell_unless_asked if ahead else self.told_parts.tell)(epoch)
         self.generators.expire()
         self.told = epoch
 

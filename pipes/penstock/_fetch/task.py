@@ -17,6 +17,7 @@ from penstock._fetch.first_sample import Differing, difference, say
 from penstock._fetch.held_generators import HeldGenerators
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
+from penstock._fetch.told_parts import ToldParts
 from penstock._memory.allocation import anywhere
 from penstock._memory.modes import in_neutral_modes
 from penstock._random.draws import looker
@@ -68,15 +69,14 @@ class Task:
         dataset: ``get_worker_info().dataset`` in a worker process.
         noun: What messages call an index.
         slot_name: Describes an index of what is read in lanes, instead of the noun.
-        epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task
-            before.
+        told_parts: What has a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
         generators: The generators that the user's objects hold.
     """
 
     dataset: Any = None
     noun = "dataset index"
     slot_name: Callable[[int], str] | None = None
-    epoch_aware: Sequence[Any] = ()
+    told_parts: ToldParts = ToldParts(None)
     told: int | None = None  # the epoch that was passed to them last, in this process
     _differs = 0  # the result of `difference`, until it is told
 
@@ -131,8 +131,10 @@ class Task:
             say(self.parts_that_may_draw, value.level)
         return value.value
 
-    def tell(self, epoch: int, *, inline: bool) -> None:
-        """Tell the `epoch_aware` datasets that samples of ``epoch`` come next."""
+    def tell(self, epoch: int, *, inline: bool, ahead: bool = False) -> None:
+        """Tell the `told_parts` that samples of ``epoch`` come next; ``ahead`` of the loop, which may have told them
+        another number.
+        """
 
     def _done(
         self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None

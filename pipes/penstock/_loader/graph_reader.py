@@ -21,6 +21,7 @@ from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.rank_notes import RankNotes
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.index_node import IndexNode
+from penstock._nodes.loop_changes import LoopChanges
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.reader_node import ReaderNode
@@ -99,6 +100,7 @@ class GraphReader(Generic[T]):
         self._me = object()
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
+        self._changes = LoopChanges.of(self._nodes)
         self._asked_for: State | None = None  # of which nothing was delivered yet
         self._is_answered = True  # False: a run has begun, but not delivered, so an interrupt takes its begin back
         self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
@@ -198,6 +200,8 @@ class GraphReader(Generic[T]):
         for node in self.root.chain():
             if isinstance(node, ParallelMapper):
                 node.executor.refresh()
+        if self._changes is not None:
+            self._changes.renewed()
 
     def advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
@@ -241,6 +245,8 @@ class GraphReader(Generic[T]):
                 cursor.delivered(state, last)
                 if not self._is_answered:
                     self._answer()
+                if self._changes is not None:
+                    self._changes.delivered()
                 if self.commits.committed is not None:
                     self.commits.delivered(state)
                 return item.plain() if type(item) is Indices else item  # type: ignore[attr-defined]
@@ -381,9 +387,10 @@ class GraphReader(Generic[T]):
             return True
         if state == self._asked_for:  # and the next that asked for it was interrupted
             return True
-        self._told.begin(place[0])
         with self.still():
-            holds = [node.begin(place[1]) for node in reversed(self._nodes)]
+            holds = [self._told.begin(place[0]), *(node.begin(place[1]) for node in reversed(self._nodes))]
+            if self._changes is not None and state == self.positions.start_of(place[0], state):
+                holds.append(self._changes.hold(place[0], acts=not self._infinite))
         self._asked_for = state
         return all(holds)
 
@@ -401,6 +408,8 @@ class GraphReader(Generic[T]):
             weakref.finalize(self._origin, _readers.pop, id(self._origin), None).atexit = False
         _readers[id(self._origin)] = self._me
         self.root.reset(state)
+        if self._changes is not None:
+            self._changes.was_reset()
 
     def _check_graph(self) -> None:
         if _readers.get(id(self._origin)) is not self._me:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import ANEW, ClosedError, SampleError, is_own_error
@@ -29,13 +30,14 @@ from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.indices import Indices
 from penstock._fetch.task import Loaded, Part
+from penstock._fetch.told_parts import ToldParts
 from penstock._memory.allocation import anywhere, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.pools import Crew, open_pool
 from penstock._workers.meter import Meter, Totals, now, traced
-from penstock._workers.pool import IDLE, Job, SplitJob
+from penstock._workers.pool import IDLE, Job, SplitJob, inherits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +69,9 @@ class Executor:
         crew: How many workers there are, and how many items they may have in progress.
         tasks: Items made so far, failed ones included.
         samples: Samples in them.
-        epoch_aware: The datasets with a ``set_epoch``.
+        told_parts: What has a ``set_epoch``.
+        copies: Whether workers, or lanes, have copies of the user's objects.
+        roots: Those objects, by the first words of their paths.
         generators: Those that the user's objects hold.
 
     Raises:
@@ -99,7 +103,14 @@ class Executor:
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
-        self.generators, self.epoch_aware = self._work.generators, self._work.epoch_aware
+        self.generators, self.told_parts = self._work.generators, self._work.told_parts
+        self.copies, self.roots = self.num_workers > 0 and not self._threaded, {**self.generators.roots}
+        self.tops: Sequence[Any] = map_fn.facts.tops if isinstance(map_fn, Fetch) else ()
+        if isinstance(map_fn, Fetch) and (copied := map_fn.facts.copied) is not None:
+            data = DatasetFacts(copied.dataset)
+            self.copies, self.roots["dataset"], self.tops = True, data.dataset, data.tops
+            self.told_parts = ToldParts(data.dataset, data.tops)
+            copied.left = self.told_parts.left
         self.generators.checks = seed_global_rngs is not False  # in threads too
         # of the user's dataset
         self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None
@@ -108,12 +119,6 @@ class Executor:
                 f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, "
                 f"but torch has one worker info per process, so threads could not read at the same time, and your loop "
                 f'would see it. Use method="process", or num_workers=0.'
-            )
-        if self.epoch_aware and self._threaded:
-            raise ValueError(
-                f"{type(self.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of "
-                f'another epoch. Use method="process", or have the dataset read penstock.sample().epoch and rename its '
-                f"set_epoch."
             )
         self._watches_draws = self._threaded and seed_global_rngs is not False
         self._by_position = lanes is None and self.crew.auto is None
@@ -160,6 +165,22 @@ class Executor:
             self._again = {}
             self._pool.discard()
             self._pool.start()
+
+    def tell(self, epoch: int) -> None:
+        """An epoch is over: tell the user's own objects that ``epoch`` comes next."""
+        if self.told_parts is self._work.told_parts:
+            self._inline.tell(epoch)
+        else:  # of what is copied
+            self.told_parts.tell_unless_asked(epoch)
+
+    def why_not_sent(self) -> Exception | None:
+        """Why the user's objects could not be sent to new workers; None if they can be."""
+        if self.num_workers and self.copies and not inherits(self._options.multiprocessing_context):
+            try:
+                ForkingPickler.dumps(self._work)
+            except Exception as exc:
+                return exc
+        return None
 
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset.
@@ -249,6 +270,8 @@ class Executor:
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the
                 time of a few samples.
         """
+        if self._threaded and self.told_parts and getattr(item, "epoch", self._work.told) != self._work.told:
+            self._work.tell(item.epoch, inline=False)  # nothing of another epoch is in progress
         if not self.crew.number:
             made = Job(item)
             try:

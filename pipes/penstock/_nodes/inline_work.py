@@ -49,6 +49,7 @@ class InlineWork:
         self.seeded: FetchTask | FunctionTask = _work_of(map_fn, seed, seed_global_rngs, on_error)
         self._unseeded = _work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
+        self._unseeded.told_parts = self.seeded.told_parts
         self._unseeded.generators = self.seeded.generators  # seeded in any case: the consumer does not draw from them
         # A function may change its item; a sample can be loaded again.
         self._copies = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
@@ -75,6 +76,11 @@ class InlineWork:
             for work, epoch in before:
                 if epoch is not None and work.told != epoch:
                     work.tell(epoch, inline=True)
+
+    def tell(self, epoch: int) -> None:
+        """An epoch is over: tell the parts of the data that ``epoch`` comes next."""
+        self.seeded.tell(epoch, inline=True, ahead=True)
+        self._unseeded.told = epoch
 
     @property
     def in_step(self) -> bool:

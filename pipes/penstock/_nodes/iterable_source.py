@@ -28,6 +28,7 @@ from penstock._fetch.encoding import decoded, encoded
 from penstock._fetch.first_items import MOST, FirstItems
 from penstock._fetch.indices import Indices
 from penstock._fetch.reused import OwnMemory
+from penstock._fetch.told_parts import ToldParts
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader
@@ -173,7 +174,9 @@ class IterableSource(FirstNode[Indices]):
         self._reader: Reader = (
             NodeReader(self.iterable) if isinstance(self.iterable, BaseNode) else IterableReader(facts)
         )
-        self._keeps_epoch = self._reader.told and facts.keeps_epoch
+        # what is told where it is read is left out
+        self._parts = ToldParts(None if self._reader.told else self.iterable)
+        self._keeps_epoch = bool(self._parts) or (self._reader.told and facts.keeps_epoch)
         # The state of an iterable with a state_dict decides what it draws next; a node has its own rule.
         self._rng = StreamRng(facts, seed, seed_global_rngs, held=not self._reader.stateful)
         self._pristine: list[Any] = []  # its state before anything was read, once known
@@ -198,6 +201,12 @@ class IterableSource(FirstNode[Indices]):
     @property
     def runs_ahead(self) -> bool:
         return not self._keeps_epoch  # reading it ahead would tell it an epoch that the loop has not begun
+
+    def tell(self, epoch: int) -> None:
+        self._parts.tell_unless_asked(epoch)
+
+    def settle(self, epoch: int) -> bool:
+        return self._parts.begin(epoch)
 
     def _seeds(self) -> dict[str, Any]:
         inside = self._reader.seeds()

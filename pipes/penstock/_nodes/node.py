@@ -224,6 +224,15 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """Data with a ``set_epoch``, which is told where it is read. If the user sets its epoch, that is a request."""
         return ()
 
+    def tell(self, epoch: int) -> None:
+        """An epoch is over: tell what the data holds, in this process, that ``epoch`` comes next."""
+
+    def settle(self, epoch: int) -> bool:
+        """``epoch`` begins. Whether what was loaded ahead holds; not if the loop has told a part of the data another
+        number.
+        """
+        return True
+
     @property
     def runs_ahead(self) -> bool:
         """Whether the next epoch may be read before the loop asks for it. Called in the thread that reads the node."""

@@ -101,8 +101,7 @@ class ParallelMapper(Node[T]):
             ``{"num_cpus": 1}``.
 
     Raises:
-        ValueError: An argument is invalid; or the dataset has a ``set_epoch``, which several threads would call
-            concurrently.
+        ValueError: An argument is invalid.
     """
 
     __module__ = "penstock.nodes"
@@ -167,7 +166,7 @@ class ParallelMapper(Node[T]):
         first.has_workers = self.num_workers > 0
         roots = {
             "iterable": getattr(first, "iterable", None),
-            **self.executor.generators.roots,
+            **self.executor.roots,
             "worker_init_fn": worker_init_fn,
         }
         self._may_share = roots
@@ -177,6 +176,7 @@ class ParallelMapper(Node[T]):
         self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
         self._once = Once()
         self._window = DeliveryWindow(in_order)
+        self.passes_ends = True  # False: nothing of an epoch is loaded before the loop asks for it
         # Where the source is, compared by identity; None while it is read, because it may raise.
         self._at: State | None = None
         self._address: Indices | None = None  # of the item that was delivered last
@@ -300,12 +300,23 @@ class ParallelMapper(Node[T]):
 
     @property
     def watched(self) -> Sequence[Any]:
-        return self.executor.epoch_aware
+        return self.executor.tops
 
     @property
     def runs_ahead(self) -> bool:
-        tells_ahead = self.executor.epoch_aware and not self.num_workers  # the user's own dataset, which is read here
-        return not tells_ahead and self.source.runs_ahead and self._shares_nothing
+        tells_ahead = (
+            self.executor.told_parts and not self.executor.copies
+        )  # the user's own objects, which are read here
+        return self.passes_ends and not tells_ahead and self.source.runs_ahead and self._shares_nothing
+
+    def tell(self, epoch: int) -> None:
+        self.executor.tell(epoch)
+
+    def settle(self, epoch: int) -> bool:
+        holds = self.executor.told_parts.begin(epoch)
+        if not holds and self.executor.copies:
+            self.executor.refresh()
+        return holds
 
     @property
     def ahead(self) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, final
 
-from penstock._errors import Once
+from penstock._errors import Once, suppress_own
 from penstock._fetch.epoch_attribute import answer, asked, follows, keeps, number_of
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.sampler_traits import tell, told_by
@@ -33,9 +33,11 @@ class ToldEpochs:
     """
 
     def __init__(self, nodes: Sequence[Node[Any]]) -> None:
+        self._nodes = nodes
         self._samplers = [sampler for node in nodes for sampler in node.told]
         self._objects = [one for sampler in self._samplers for one in told_by(sampler)]
         self._objects += [data for node in nodes for data in node.watched]
+        self._refused: list[Any] = []  # those that have raised
         self._told: int | None = None  # the samplers were told last; None: nothing yet
         self._once = Once()
 
@@ -54,12 +56,15 @@ class ToldEpochs:
 
     def tell(self, epoch: int) -> None:
         """An epoch is over: tell the samplers that ``epoch`` comes next, but for those that the user has told another
-        one since. What the user then tells them counts.
+        one since. What the user then tells them counts. One that raises is told again if that epoch begins.
         """
+        self._refused = [*self._samplers]
         for sampler in self._samplers:
-            if all(asked(each) is None for each in told_by(sampler)):
-                self._tell(sampler, epoch)
-        self._told = epoch
+            with suppress_own():  # perhaps there is no such epoch
+                if all(asked(each) is None for each in told_by(sampler)):
+                    self._tell(sampler, epoch)
+                self._refused.remove(sampler)
+        self._tell_data(epoch)
 
     def demand(self, epoch: int) -> None:
         """``epoch`` was asked of the loader, or a state in it was loaded: tell all samplers, which answers the user's
@@ -68,15 +73,17 @@ class ToldEpochs:
         for sampler in self._samplers:
             self._tell(sampler, epoch)
         self.answer()
-        self._told = epoch
+        self._tell_data(epoch)
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int) -> bool:
         """``epoch`` begins: tell the samplers that keep another number that was told by a loader, after a loop that was
         left early, or because two loaders share one.
+
+        Returns whether what was loaded ahead holds; see `Node.settle`.
         """
         for sampler in self._samplers:
             told = told_by(sampler)
-            if any(follows(each) and number_of(each) != epoch for each in told):
+            if sampler in self._refused or any(follows(each) and number_of(each) != epoch for each in told):
                 self._tell(sampler, epoch)
             elif self._told != epoch != 0 and told and not any(map(keeps, told)) and self._once(type(sampler)):
                 log.info(
@@ -86,6 +93,17 @@ class ToldEpochs:
                     type(sampler).__name__,
                     epoch,
                 )
+
+        self._refused = []
+        holds = [node.settle(epoch) for node in self._nodes]
+        return all(holds)
+
+    def _tell_data(self, epoch: int) -> None:
+        with neutral_modes():
+            for node in self._nodes:
+                with suppress_own():
+                    node.tell(epoch)
+        self._told = epoch
 
     def _tell(self, sampler: Any, epoch: int) -> None:
         with neutral_modes():

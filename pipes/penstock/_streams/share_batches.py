@@ -56,6 +56,7 @@ class ShareBatches:
         seed: int,
     ) -> None:
         self.forward_lanes = shares.lanes
+        self.copied_by_epoch = shares.copies
         self.shares = shares
         self.seed = seed
         self.size = batch_size or 1

@@ -24,6 +24,7 @@ from penstock._fetch.dataset_facts import is_stateful
 from penstock._fetch.error_policy import stopped_early
 from penstock._fetch.held import EndOfWalk
 from penstock._fetch.reused import OwnMemory
+from penstock._fetch.told_parts import told_in
 from penstock._random.global_rng import (
     GlobalRngSnapshot,
     RngImage,
@@ -83,7 +84,7 @@ class ShareReader(Iterator[Any], EndOfWalk):
         self._ahead: deque[Any] = deque()  # items that `goes_to` has read
         self._seeding = seeding
         self._init = init
-        self.data = copies()
+        self.data, self._left = copies(), copies.left
         self._info = share.info(self.data)
         self._own = OwnMemory()
         self._iterator: Any = None
@@ -156,8 +157,9 @@ class ShareReader(Iterator[Any], EndOfWalk):
 
     def _begin(self, state: Any = None) -> None:
         try:
-            if callable(tell := getattr(self.data, "set_epoch", None)):
-                tell(self.share.pass_)
+            for path, one in told_in(self.data).items():
+                if path not in self._left:
+                    one.set_epoch(self.share.pass_)
             if self._init is not None:  # after the epoch is set, as for a DataLoader's workers
                 with global_rngs_kept() if self._seeding.on else nullcontext():
                     self._init(self.share.worker)

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     StartMethod = str | BaseContext
 
 
+def inherits(multiprocessing_context: StartMethod | None) -> bool:
+    """Whether new workers have the objects of this process without a pickle."""
+    context: Any = multiprocessing_context
+    if context is None or isinstance(context, str):
+        context = multiprocessing.get_context(context)
+    return bool(context.get_start_method() == "fork")
+
+
 def check_processes(multiprocessing_context: StartMethod | None) -> None:
     """Refuse a context that a pool of processes cannot use.
 

@@ -1,0 +1,91 @@
+"""What in the user's data has a ``set_epoch``, however deep it is held."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from penstock._fetch.epoch_attribute import asked, follows, is_told, number_of, tell_epoch
+from penstock._fetch.held import held
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OTHERS: Final = (torch.nn.Module, torch.Tensor, np.ndarray, torch.optim.Optimizer, DataLoader, Sampler, logging.Logger)
+_OF_TRAINERS: Final = frozenset({"Trainer", "Accelerator", "Loader", "LightningDataModule"})
+
+
+def is_data(value: Any) -> bool:
+    """Whether ``value`` may be a part of the data, or of a function of it: not a model, a trainer, a loader."""
+    return not isinstance(value, _OTHERS) and _OF_TRAINERS.isdisjoint(base.__name__ for base in type(value).__mro__)
+
+
+def told_in(data: Any) -> dict[str, Any]:
+    """Every object with a ``set_epoch`` that ``data`` is or holds, by its path, which is the same in each copy.
+
+    What such an object holds is its own business.
+    """
+    found = held({"dataset": data}, enters=lambda value: is_data(value) and not is_told(value))
+    return {one.path: one.value for one in found if is_told(one.value)}
+
+
+@final
+class ToldParts:
+    """The objects with a ``set_epoch`` in data that is read in this process, or copied to workers.
+
+    They are told which epoch comes next when one ends, before the loop may tell them another number. A part that the
+    loop does tell another one is the loop's from then on, and is told nothing.
+
+    Args:
+        data: The user's dataset.
+        tops: Those whose other number is a request to the loader, like `Loader.set_epoch`.
+
+    Attributes:
+        left: The paths of those that are the loop's.
+    """
+
+    def __init__(self, data: Any, tops: Sequence[Any] = ()) -> None:
+        self.found = told_in(data)
+        self.left: set[str] = set()
+        self._tops = [path for path, one in self.found.items() if any(one is top for top in tops)]
+        self._numbers: dict[str, int | None] = {}  # of those that are the loop's, when an epoch began last
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "left": {*self.left}}
+
+    def tell(self, epoch: int) -> None:
+        """``epoch`` comes next."""
+        for path, one in self.found.items():
+            if path not in self.left:
+                tell_epoch(one, epoch)
+
+    def tell_unless_asked(self, epoch: int) -> None:
+        """The same, in the process of the loop, which may have told them another number since."""
+        for path, one in self.found.items():
+            if asked(one) is None:
+                if path not in self.left:
+                    tell_epoch(one, epoch)
+            elif path not in self._tops:
+                self.left.add(path)
+
+    def begin(self, epoch: int) -> bool:
+        """``epoch`` begins. Whether all parts have the number that they were told, or that the loop had told them."""
+        holds = True
+        for path, one in self.found.items():
+            if path in self._tops:
+                continue
+            if path not in self.left and asked(one) is not None:
+                self.left.add(path)
+            if path in self.left:
+                holds = holds and self._numbers.get(path, -1) == number_of(one)
+                self._numbers[path] = number_of(one)
+            elif follows(one) and number_of(one) != epoch:  # the loop has left an epoch early
+                tell_epoch(one, epoch)
+        return holds
