@@ -17,8 +17,8 @@ import numpy as np
 from penstock._errors import ANEW, ClosedError, GraphError, SourceError, StateMismatch, is_own_error
 from penstock._fetch.indices import Indices, pack
 from penstock._loader.address import Address, as_lists
+from penstock._loader.checks import checks_of
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
-from penstock._loader.rank_notes import RankNotes
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.index_node import IndexNode
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
@@ -80,7 +80,7 @@ class GraphReader(Generic[T]):
         commits: Which of the delivered batches were trained on.
         closed: Reading is refused from now on.
         owner: The process in which reading began; None before that.
-        notes: Compares this loader with those of other ranks; None if there is nothing to compare.
+        checks: Those that watch this graph.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class GraphReader(Generic[T]):
         self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
         self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
-        self.notes = RankNotes.of(positions, self._sharder)
+        self.checks = checks_of(positions, self._nodes)
+        self._jumped = True  # since anything was begun
 
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""
@@ -127,8 +128,6 @@ class GraphReader(Generic[T]):
             and not cursor.is_told
         ):
             raise SourceError.after(failure)
-        if self.notes is not None:
-            self.notes.start()
         if (asked := self.asked()) is not None:
             cursor.request(asked)
         cursor.answered = self._told.calls()
@@ -151,7 +150,7 @@ class GraphReader(Generic[T]):
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
         if self._sharder is not None:
             self._sharder.look_up_again()
-        self._ahead = {}
+        self._ahead, self._jumped = {}, True
         self.cursor.load(state)
         self.commits.forget(state)
 
@@ -204,11 +203,11 @@ class GraphReader(Generic[T]):
                         f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream "
                         f"of the Cycler lost it. A custom node must pass markers on, as penstock.nodes.Node does."
                     )
-                if self.notes is not None:
-                    self.notes.delivered(cursor.state if cursor.fresh else None)
                 last: Any = item if type(item) is Indices else root.address()
                 if last is not None and not self.positions.first.has_indices:  # data must not be kept alive
                     last = Indices(last.epoch, last.positions, None)
+                for check in self.checks:
+                    check.delivered(state, last)
                 cursor.delivered(state, last)
                 if self.commits.committed is not None:
                     self.commits.delivered(state)
@@ -226,8 +225,8 @@ class GraphReader(Generic[T]):
                 )
             if empty and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
-            if self.notes is not None:
-                self.notes.ended()
+            for check in self.checks:
+                check.ended()
             if cursor.marker_read(root.get_state()):
                 raise StopIteration
             self._begin_where_it_stands()
@@ -344,6 +343,9 @@ class GraphReader(Generic[T]):
         if place is None or place[1] is None:  # only the marker is left
             return True
         self._told.begin(place[0])
+        for check in self.checks:
+            check.began(state, jumped=self._jumped)
+        self._jumped = False
         holds = [node.begin(place[1]) for node in reversed(self._nodes)]
         return all(holds)
 
