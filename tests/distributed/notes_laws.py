@@ -381,7 +381,7 @@ def more_loaders_on_one_rank_raise_no_alarm():
             list(whole(one))
             one.close()
 
-    one_after_another(True, read_several)
+    one_after_another(False, read_several)
 
     def look_at(length, batch_size):
         if RANK == 0:  # a look at the first batch, by which nothing changes

@@ -104,7 +104,7 @@ class GraphReader(Generic[T]):
         self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
         self.checks = checks_of(positions, self._nodes)
-        self._jumped = True  # since anything was begun
+        self._jumped = True  # nothing was begun yet, or since a state was loaded
 
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""

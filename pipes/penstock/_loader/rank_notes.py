@@ -14,7 +14,7 @@ by a name that it has used gives the name up: it replaces the note by an empty o
 loaders of one name and length are open at once, neither is compared. A rank whose checksums differ does not raise if
 the other loader is more than twice as long, or if its own data, begun a second time, differ too. A note that is older
 than this process was left by an earlier job, and is replaced. One false alarm is accepted: two loaders of one name, and
-of similar lengths, that ranks read first, each closed before the next is built.
+of similar lengths, of which one rank reads this one first, and another that one, each closed before the next is built.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class RankNotes:
         settings, mine, group = self._settings(), self._length(), _group()
         if group is None or group.dead or len(group.read) >= MOST:
             return None
+        # Nobody knows which of two that are open the other ranks read first.
         others = {one._length() for one in list(_open) if one is not self and one._settings() == settings}
         if mine is not None and mine in others:
             log.info("two loaders with the same settings and lengths are open, so they are not compared among ranks.")
@@ -232,7 +233,7 @@ class _Group:
             if not undisturbed(ask, contextlib.nullcontext(), PATIENCE_S):
                 raise TimeoutError(f"the store of the process group has not answered within {PATIENCE_S} s")
         except Exception:
-            self.dead = True  # also because a late answer would be taken for the next one
+            self.dead = True
             raise
         return found[0]
 
