@@ -24,8 +24,6 @@ from programs import Programs
 from sessions import Popen, end_with_stacks, started_by
 from torchrun import run_alone
 
-from penstock._loader import in_step
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
@@ -69,8 +67,6 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             monitor: Any = thread
             monitor.exit()
             monitor.tqdm_cls.monitor = None
-    # a loader that another test has left in the middle of an epoch is in step with nobody here
-    in_step._started.clear()
     with ExitStack() as stack:
         stack.enter_context(no_leaks())
         yield

@@ -45,7 +45,7 @@ def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> N
 def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of notes_laws.py, seen to fail as it says there."""
     said = run_program(HERE / "notes_laws.py", ranks=world_size)
-    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 3, 2: 9, 4: 10}[world_size]
+    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 2, 2: 7, 4: 8}[world_size]
 
 
 def test_data_that_is_another_one_each_time_raises_no_alarm(run_program: Callable[..., str]) -> None:
@@ -55,8 +55,9 @@ def test_data_that_is_another_one_each_time_raises_no_alarm(run_program: Callabl
     assert len(set(re.findall(r"good: .+\n", said))) == 11
 
 
-def test_a_store_that_does_not_answer_delays_nobody(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """The process with the store is stopped while the others read; see notes_troubles.py."""
+def test_a_store_that_does_not_answer_is_waited_for_once(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """For more than a second, and that once. The process with the store is stopped while the others read; see
+    notes_troubles.py. Seen to fail: with `set_timeout`, by which neither `clone` nor `compare_set` ends."""
     said = run_program(HERE / "notes_troubles.py", "stopped", tmp_path, ranks=3)
     assert said.count("9 epochs beside a store that was stopped") == 2
 

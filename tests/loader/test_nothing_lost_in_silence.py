@@ -1,11 +1,10 @@
-"""What must be said, and never passed over: a source that failed, a plan that is stale, two readers, two loaders in
-step."""
+"""What must be said, and never passed over: a source that failed, a plan that is stale, two readers, a loader made
+anew."""
 
 from __future__ import annotations
 
 import random
 import threading
-import warnings
 from collections import deque
 from itertools import islice
 from typing import Any
@@ -437,54 +436,6 @@ def test_two_threads_on_one_iterator_are_refused():
         reader.join(100)
         assert got == list(range(6))
         assert [batch.item() for batch in loader] == [1000 + i for i in range(6)]  # one after another they may
-
-
-# Two loaders in step.
-
-
-def shuffled(n: int = 50, **options: Any) -> Loader[Any]:
-    return Loader.from_dataset(range(n), batch_size=5, shuffle=True, **options)
-
-
-def warned(*loaders: Loader[Any]) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in zip(*loaders, strict=False):
-            pass
-    for loader in loaders:
-        loader.close()
-    return [str(warning.message) for warning in caught if "the same seed" in str(warning.message)]
-
-
-def test_two_shuffled_loaders_of_one_length_and_no_seed_are_told_of():
-    """``zip(labelled, unlabelled)`` pairs the same places for ever. Seen to fail: without the look at the others."""
-    (message,) = warned(shuffled(), shuffled())
-    assert "seed=0" in message
-    assert "50" in message
-    assert "torch.manual_seed" in message
-
-
-@pytest.mark.parametrize(
-    "others",
-    [
-        lambda: [shuffled(seed=0)],
-        lambda: [shuffled(60)],
-        lambda: [Loader.from_dataset(range(50), batch_size=5)],
-        lambda: [],
-    ],
-)
-@pytest.mark.parametrize("seed", [None, 0])
-def test_loaders_that_are_not_in_step_by_accident_are_not(others, seed):
-    assert warned(shuffled(seed=seed), *others()) == []
-
-
-def test_two_loaders_one_after_another_or_resumed_are_not_in_step():
-    with shuffled() as one, shuffled() as other:
-        list(one)
-        assert warned(other) == []
-    with shuffled() as one, shuffled() as other:
-        other.load_state_dict(one.state_dict())
-        assert warned(one, other) == []
 
 
 # A loader made anew.

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from dealing import TAILS, dealt
 from pairwise import pairwise
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock import GraphError, Loader, Packs, StateError, StateMismatch
 from penstock._nodes.balance import Costs, together
@@ -687,6 +688,18 @@ def test_members_are_those_of_the_group(monkeypatch):
     found, given, own = Sharder(Shares()), sharder(), Sharder(Shares(sharded_by="own"))
     assert [list(node.members()) for node in (found, given, own)] == [[0, 1, 2], [], []]
     assert [node.may_have_members for node in (found, given, own)] == [True, False, False]
+
+
+def test_members_are_those_of_the_whole_mesh():
+    """Whatever dimension deals, because peers along the others get the same. Seen to fail: those along that dimension
+    only."""
+    dist.init_process_group("fake", rank=1, world_size=8, store=FakeStore())
+    try:
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        meshes = mesh["dp"], mesh["tp"], mesh["dp", "tp"]._flatten("all"), DeviceMesh("cpu", [0, 1])
+        assert [list(Sharder(Shares(), mesh=one).members()) for one in meshes] == [[0, 1, 2, 3]] * 3 + [[0, 1]]
+    finally:
+        dist.destroy_process_group()
 
 
 class Fewer(Node):

@@ -14,8 +14,8 @@ from torch.utils.data import default_collate, default_convert
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.fetch import Fetch, IdentityDataset
 from penstock._fetch.torch_collate import has_registered
+from penstock._loader.built_again import unseeded
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
-from penstock._loader.in_step import unseeded
 from penstock._loader.together import Asked, Shares, check_order, check_together, is_buckets
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.balance import Costs
@@ -317,7 +317,7 @@ class FromDataset(DataLoaderWords):
         default_order = facts.read == "by index" and asked.given is None and order is None
         loader._built_for = facts.length if default_order else None
         if seed is None and generator is None and order is None:
-            loader._unseeded = unseeded(facts.length if shuffle else None, asked.given)
+            loader._unseeded = unseeded(asked.given, shuffled=bool(shuffle) and facts.length is not None)
         if isinstance(source, Sampler):
             source.take()
         return cast("Loader[Batch]", loader)

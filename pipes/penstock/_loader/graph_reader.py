@@ -17,8 +17,8 @@ import numpy as np
 from penstock._errors import ANEW, ClosedError, GraphError, SourceError, StateError, StateMismatch, is_own_error
 from penstock._fetch.indices import Indices, pack
 from penstock._loader.address import Address, as_lists
+from penstock._loader.checks import checks_of
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
-from penstock._loader.rank_notes import RankNotes
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.index_node import IndexNode
 from penstock._nodes.loop_changes import LoopChanges
@@ -81,7 +81,7 @@ class GraphReader(Generic[T]):
         commits: Which of the delivered batches were trained on.
         closed: Reading is refused from now on.
         owner: The process in which reading began; None before that.
-        notes: Compares this loader with those of other ranks; None if there is nothing to compare.
+        checks: Those that watch this graph.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class GraphReader(Generic[T]):
         self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
         self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
-        self.notes = RankNotes.of(positions, self._sharder)
+        self.checks = checks_of(positions, self._nodes)
+        self._jumped = True  # nothing was begun yet, or since a state was loaded
 
     def check_open(self) -> None:
         """Raise `ClosedError` after `closed` is set, or in a fork."""
@@ -130,8 +131,6 @@ class GraphReader(Generic[T]):
             and not cursor.is_told
         ):
             raise SourceError.after(failure)
-        if self.notes is not None:
-            self.notes.start()
         if (asked := self.asked()) is not None:
             cursor.request(asked)
         try:
@@ -181,7 +180,7 @@ class GraphReader(Generic[T]):
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
         if self._sharder is not None:
             self._sharder.look_up_again()
-        self._ahead = {}
+        self._ahead, self._jumped = {}, True
         self.cursor.load(state)
         self._demand(epoch_of(self.cursor.here))
         self.commits.forget(state)
@@ -237,11 +236,11 @@ class GraphReader(Generic[T]):
                         f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream "
                         f"of the Cycler lost it. A custom node must pass markers on, as penstock.nodes.Node does."
                     )
-                if self.notes is not None:
-                    self.notes.delivered(cursor.state if cursor.fresh else None)
                 last: Any = item if type(item) is Indices else root.address()
                 if last is not None and not self.positions.first.has_indices:  # data must not be kept alive
                     last = Indices(last.epoch, last.positions, None)
+                for check in self.checks:
+                    check.delivered(state, last)
                 cursor.delivered(state, last)
                 if not self._is_answered:
                     self._answer()
@@ -263,8 +262,8 @@ class GraphReader(Generic[T]):
                 )
             if empty and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
-            if self.notes is not None:
-                self.notes.ended()
+            for check in self.checks:
+                check.ended()
             ended = cursor.marker_read(root.get_state())
             if not self._is_answered:
                 self._answer()
@@ -387,6 +386,9 @@ class GraphReader(Generic[T]):
             return True
         if state == self._asked_for:  # and the next that asked for it was interrupted
             return True
+        for check in self.checks:
+            check.began(state, jumped=self._jumped)
+        self._jumped = False
         with self.still():
             holds = [self._told.begin(place[0]), *(node.begin(place[1]) for node in reversed(self._nodes))]
             if self._changes is not None and state == self.positions.start_of(place[0], state):

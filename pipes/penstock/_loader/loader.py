@@ -21,11 +21,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock._arguments import LONGEST_S, seconds, whole_number
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._loader.address import Address
+from penstock._loader.built_again import say_if_anew
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment, refuse_discarding
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
-from penstock._loader.in_step import say_if_anew, warn_if_in_step
 from penstock._loader.positions import Positions
 from penstock._loader.run_changes import RunChanges
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
@@ -117,7 +117,7 @@ class Loader(FromDataset, Generic[T]):
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
         self._changes = RunChanges(self._reader)
-        self._unseeded: tuple[int, str] | None = None  # items shuffled with the default seed, and where it was built
+        self._unseeded: str | None = None  # where it was built, if it shuffles with the default seed
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
     # Iterating.
@@ -499,8 +499,8 @@ class Loader(FromDataset, Generic[T]):
         if self._reader.owner is not None and os.getpid() != self._reader.owner:
             return  # a fork: the workers belong to another process
         closing_within(patience, self.root.shutdown)
-        if self._reader.notes is not None:
-            self._reader.notes.close()
+        for check in self._reader.checks:
+            check.closed()
 
     def __enter__(self) -> Loader[T]:
         return self
@@ -592,7 +592,6 @@ class Loader(FromDataset, Generic[T]):
                 )
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
-            warn_if_in_step(self)
             say_if_anew(self)
         if not self._runs.number:
             warn_if_all_read_everything(self.root)

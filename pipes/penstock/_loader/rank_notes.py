@@ -1,76 +1,68 @@
-"""RankNotes: ranks compare what they are about to read, without waiting for each other.
+"""RankNotes: ranks compare what they begin to read, without waiting for each other.
 
 A sampler that deals its indices to the ranks itself looks like any other, but the loader deals each share again, and
-most of the data is lost in silence. Only the other ranks can tell. So the first rank that reads an epoch leaves a note
-in the store of the process group: a few checksums. Every later rank compares its own. A rank that differs raises, and
-leaves a second note, the *alarm*, at which the others look after 2, 4, 8, … batches and at the end of an epoch.
+most of the data is lost in silence. Only the other ranks can tell. So at the first batch after a start, or after a
+state was loaded, a rank leaves a note in the store of the process group: a few checksums. If there is a note of this
+name already, the same `compare_set` returns it, and a rank whose checksums differ raises.
 
-**Nothing depends on the store.** One background thread per loader talks to it, over a separate connection. The loop
-waits for an answer twice in an epoch, after its note and at its end, for `AT_MOST_S` each, and not while an earlier
-answer is missing. After an error this process writes no more notes in the store.
+**Nothing depends on the store.** It is asked over a separate connection, for `PATIENCE_S` at most. After an error this
+process asks it no more.
 
-**A false alarm would be worse than a missed difference.** So two loaders are compared only if they were built at the
-same place in the code, with the same settings but for seeds, and begin at the same position. If a process has two
-loaders of the same name that may differ, it gives the name up: it replaces its note by an empty one, which agrees with
-everything. A note that is older than this process, or than its last process group, was left by an earlier job, and is
-replaced. One false alarm is accepted: two loaders of one place, equal in settings and lengths, that ranks read in a
-different order.
-
-All notes of a process are made in consumer threads; see `Clerk` for the background thread.
+**A false alarm would be worse than a missed difference.** Two loaders are compared only if they have the same settings
+but for seeds, share their data with the same ranks, and begin at the same position. A process that reads another thing
+by a name that it has used gives the name up: it replaces the note by an empty one, which agrees with everything. If two
+loaders of one name and length are open at once, neither is compared. A rank whose checksums differ does not raise if
+the other loader is more than twice as long, or if its own data, begun a second time, differ too. A note that is older
+than this process was left by an earlier job, and is replaced. One false alarm is accepted: two loaders of one name, and
+of similar lengths, of which one rank reads this one first, and another that one, each closed before the next is built.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
+import json
 import logging
 import os
+import socket
 import sys
 import time
-import traceback
 import weakref
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
 from penstock._fetch.dataset_facts import length
-from penstock._fetch.users_code import is_library_file
-from penstock._loader.note_board import (
-    AT_MOST_S,
-    Board,
-    Clerk,
-    Question,
-    agree,
-    drop_oldest,
-    end,
-    given_up,
-    said_here,
-    started,
-)
 from penstock._loader.state_dict import SEEDS
 from penstock._nodes.index_node import FirstNode, source_of
 from penstock._nodes.node import place_of
-from penstock._workers.lifetime import when_abandoned
+from penstock._nodes.sharder import Sharder
+from penstock._workers.lifetime import undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from penstock._loader.note_board import Marks
     from penstock._loader.positions import Positions
-    from penstock._nodes.node import State
-    from penstock._nodes.sharder import Sharder
-    from penstock._workers.thread_pool import ThreadPool
+    from penstock._nodes.node import Node, State
+
+    Marks = Sequence[int]
 
 log = logging.getLogger("penstock")
 
-FRAMES: Final = 3
-"""Frames of the user's code that tell where a loader was built."""
+PATIENCE_S: Final = 1.0
+"""Seconds that the loop waits for the store, which usually answers after 0.003."""
+_CLOCKS_S: Final = 10.0
+"""Seconds by which the clocks of two hosts may differ."""
+MOST: Final = 1000
+"""Notes of a process, because a run may load millions of states."""
 
-_HERE: Final = str(Path(__file__).parents[1]) + os.sep
+_HOST: Final = socket.gethostname()
+_STREAM: Final = "A Stream"
 
-_built: dict[str, weakref.WeakSet[RankNotes]] = {}  # by the place in the code
-_lengths: dict[str, set[int | None]] = {}  # of the sources of all loaders with the same place and settings
+_open: weakref.WeakSet[RankNotes] = weakref.WeakSet()
+_groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()  # of process groups, because a store may serve several, one after another
 
 
 def dealt_twice(first: FirstNode[Any]) -> str:
@@ -96,9 +88,6 @@ def _name_of(first: FirstNode[Any]) -> str:
     return _STREAM if source is first and first.why_ranks_differ is None else type(source).__name__
 
 
-_STREAM: Final = "A Stream"
-
-
 @final
 class RankNotes:
     """The notes of one loader, whose rank may come from a process group.
@@ -111,174 +100,184 @@ class RankNotes:
     def __init__(self, positions: Positions, sharder: Sharder[Any]) -> None:
         self._positions = positions
         self._sharder = sharder
-        self._place = place_in_the_code()
-        self._closed = self._given_up = False
-        self._pool: ThreadPool | None = None
-        self._clerk: Clerk | None = None
-        self._asked = 0.0  # when the last question was asked
-        self._batches = 0
-        self._entered: tuple[int, Any] | None = None  # the epoch and the source's place where reading began
-        self._name: str | None = None  # of this loader among the ranks, once the note of this epoch was sent
+        self._due = True  # to be compared
+        self._entered: tuple[int, Any] | None = None  # the epoch and the source's place where that begins
         self._register()
 
-    @classmethod
-    def of(cls, positions: Positions, sharder: Sharder[Any] | None) -> RankNotes | None:
-        """The notes of a loader, if its ranks share a source that only other ranks can judge, and may come from a
-        process group.
-        """
-        if sharder is None or not positions.first.has_notes or not sharder.may_have_members:
-            return None
-        return cls(positions, sharder)
-
-    def start(self) -> None:
-        """A new iterator starts."""
+    def began(self, state: State, *, jumped: bool) -> None:
         self._register()  # again, because this loader may be a copy
-        self._positions.first.compared = len(self._sharder.members()) > 1
+        self._due |= jumped
+        self._entered = place_of(state) if self._due and len(self._sharder.members()) > 1 else None
+        self._positions.first.compared = self._entered is not None
 
-    def delivered(self, began: State | None) -> None:
-        """A batch is about to be delivered.
-
-        ``began`` is the state before it if it is the first one after a jump or in an epoch, otherwise None.
-
-        Raises:
-            StateMismatch: A rank reads something else.
-        """
-        if began is not None:
-            self._batches, self._name, self._entered = 0, None, place_of(began)
-        self._batches += 1
-        if not self._batches & (self._batches - 1):  # 1, 2, 4, 8, …
-            self._compare()
-        self._raise()
+    def delivered(self, state: State, address: Any) -> None:
+        """Raises `StateMismatch` if another rank reads something else."""
+        if self._entered is not None:
+            self._compare(*self._entered)
 
     def ended(self) -> None:
-        """The epoch is over.
-
-        Raises:
-            StateMismatch: A rank has read something else.
-        """
         if self._entered is not None:
-            self._compare(last=True)
-        self._raise()
-        self._entered = None
+            self._compare(*self._entered)
+            self._entered = None
 
-    def close(self) -> None:
-        """End the thread. If the store does not answer, the thread is abandoned."""
-        self._closed = True
-        if self._clerk is not None and self._pool is not None:
-            end(self._clerk, self._pool)
-
-    def _is_free(self, *, wait: bool) -> bool:
-        return self._clerk is None or self._clerk.has_answered(wait=wait)
+    def closed(self) -> None:
+        _open.discard(self)
 
     def _register(self) -> None:
-        _built.setdefault(self._place, weakref.WeakSet()).add(self)
-        with suppress(Exception):
-            Board.of_group()  # now, so that this process learns when the group ends
+        _open.add(self)
+        with contextlib.suppress(Exception):
+            _group()  # now, so that it has its number
 
-    def _raise(self) -> None:
-        if self._clerk is not None and self._clerk.fault is not None:
-            fault, self._clerk.fault = self._clerk.fault, None
-            if not self._is_comparable():
+    def _compare(self, epoch: int, place: Any) -> None:
+        """Compare what is read from ``place`` on, once there is a note of it."""
+        first, ranks = self._positions.first, None
+        try:
+            if not (marks := first.note(place)):
                 return
-            name, (one, other) = _name_of(self._positions.first), fault["ranks"]
+            ranks = self._differing(marks, epoch, place["position"])
+        except Exception as exc:
+            log.info("%s is not compared with that of other ranks: %s: %s", _name_of(first), type(exc).__name__, exc)
+        if ranks and self._begins_alike(place):
             raise StateMismatch(
-                (
-                    f"{name} yields other items on rank {other} than on rank {one} in epoch {fault['epoch']}, so the "
-                    f"ranks do not load parts of one sequence. "
-                )
-                + dealt_twice(self._positions.first)
+                f"{_name_of(first)} yields other items on rank {max(ranks)} than on rank {min(ranks)} in epoch "
+                f"{epoch}, so the ranks do not load parts of one sequence. {dealt_twice(first)}"
             )
+        self._due, self._entered = False, None
 
-    def _is_comparable(self) -> bool:
-        """Whether this rank's own data, begun a second time, is the same. Otherwise it is not compared from now on."""
-        first, place = self._positions.first, cast("Any", self._entered and self._entered[1])
+    def _begins_alike(self, place: Any) -> bool:
+        """Whether this rank's own data, begun a second time, is the same."""
+        first = self._positions.first
         try:
-            began = () if place is None else first.note(place)
-            self._given_up = not agree(began, began and first.note(place, again=True))
-            why = "gives other items when it is begun again"
+            alike, why = _agree(first.note(place), first.note(place, again=True)), "gives other items when begun again"
         except Exception as exc:
-            self._given_up, why = True, f"cannot be begun again ({type(exc).__name__}: {exc})"
-        if self._given_up:
+            alike, why = False, f"cannot be begun again ({type(exc).__name__}: {exc})"
+        if not alike:
             log.info("%s %s, so it is not compared with that of other ranks.", _name_of(first), why)
-        return not self._given_up
+        return alike
 
-    def _compare(self, *, last: bool = False) -> None:
-        """Send this epoch's note, once there is one; after that, look for an alarm."""
-        try:
-            members = self._sharder.members()
-            free = not self._given_up and self._is_free(wait=last or self._name is None)
-            if len(members) > 1 and self._entered is not None and free:
-                epoch, place = self._entered
-                board = Board.of_group()
-                if board is None or board.dead:
-                    return
-                if self._name is not None:
-                    if last or time.monotonic() - self._asked > AT_MOST_S:
-                        self._ask(Question(board, self._name), wait=last)
-                elif place is not None and (marks := self._positions.first.note(place)):
-                    self._ask(self._question(board, members, epoch, place["position"], marks), wait=True)
-        except Exception as exc:
-            self._entered = None
-            log.debug("this loader is not compared with those of other ranks: %s: %s", type(exc).__name__, exc)
-
-    def _question(self, board: Board, members: Sequence[int], epoch: int, position: int, marks: Marks) -> Question:
-        """The note of this epoch."""
-        settings = self._settings()
-        peers = [
-            one for one in list(_built[self._place]) if not one._closed and (one is self or one._settings() == settings)
-        ]
-        lengths = _lengths.setdefault(settings, set())
-        if len(lengths) < 2:
-            lengths.update(one._length() for one in peers)
+    def _differing(self, marks: Marks, epoch: int, position: int) -> tuple[int, int] | None:
+        """A rank that reads something else, and this one; None if no such rank is known."""
+        settings, mine, group = self._settings(), self._length(), _group()
+        if group is None or group.dead or len(group.read) >= MOST:
+            return None
+        # Nobody knows which of two that are open the other ranks read first.
+        others = {one._length() for one in list(_open) if one is not self and one._settings() == settings}
+        if mine is not None and mine in others:
+            log.info("two loaders with the same settings and lengths are open, so they are not compared among ranks.")
+            return None
         # Ranks that deal to themselves may have shares of different lengths, so the length names a loader only if there
         # are several.
-        name = settings, list(members), self._length() if len(lengths) > 1 else None
-        key, alarm = _digest(name, epoch, position), _digest(name)
-        same = sum(one._length() == self._length() for one in peers) == 1 and agree(
-            said_here.setdefault(key, marks), marks
-        )
-        if not same and alarm not in given_up:
-            given_up[alarm] = None
-            log.info(
-                "two loaders that were built at %s may differ, so they are not compared with those of other ranks.",
-                self._place,
-            )
-        drop_oldest(said_here, given_up, _lengths)
-        self._name = alarm
-        return Question(board, alarm, key, () if alarm in given_up else marks, epoch)
+        lengths = group.lengths.setdefault(settings, set())
+        lengths |= {mine, *others}
+        members, restarts = [*self._sharder.members()], os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        name = _digest(settings, members, epoch, position, len(lengths) > 1 and mine, group.number, restarts)
+        if not _agree(group.read.setdefault(name, marks), marks):
+            group.read[name] = ()
+        note = _signed(marks=group.read[name], length=mine)
+        theirs = group.first(name, note)
+        is_similar = mine is None or mine <= 2 * (theirs["length"] or 0) <= 4 * mine
+        return (theirs["rank"], note["rank"]) if is_similar and not _agree(theirs["marks"], note["marks"]) else None
 
     def _settings(self) -> str:
         """What two loaders must have in common to be compared."""
-        return _digest(self._place, _without_seeds(self._positions.settings()), self._positions.facts.rank_settings)
+        return repr((_without_seeds(self._positions.settings()), self._positions.facts.rank_settings))
 
     def _length(self) -> int | None:
         return length(source_of(self._positions.first))
 
-    def _ask(self, question: Question, *, wait: bool) -> None:
-        if self._pool is None:
-            clerk, pool = started()
-            when_abandoned(self, partial(end, clerk, pool))  # before the pool's own, which has more patience
-            self._clerk, self._pool = clerk, pool
-        assert self._clerk is not None
-        self._asked = time.monotonic()
-        self._clerk.asked += 1
-        self._pool.submit(question)
-        self._clerk.has_answered(wait=wait)
+
+def check(positions: Positions, nodes: Sequence[Node[Any]]) -> RankNotes | None:
+    """The notes of a loader, if its ranks share a source that only other ranks can judge, and may come from a process
+    group.
+    """
+    sharder = next((node for node in nodes if isinstance(node, Sharder)), None)
+    if sharder is None or not positions.first.has_notes or not sharder.may_have_members:
+        return None
+    return RankNotes(positions, sharder)
+
+
+@final
+class _Group:
+    """What this process knows of a process group.
+
+    Args:
+        number: Of the groups that this process has seen.
+
+    Attributes:
+        read: What was read here, by name; empty if the name was given up.
+        lengths: Of all loaders with the same settings.
+        dead: The store is not asked any more.
+    """
+
+    def __init__(self, number: int, *, dead: bool = False) -> None:
+        self.number, self.dead = number, dead
+        self.read: dict[str, Marks] = {}
+        self.lengths: dict[str, set[int | None]] = {}
+        self._store: Any = None
+
+    def first(self, name: str, note: dict[str, Any]) -> dict[str, Any]:
+        """The first note of this name: ``note``, unless there is one. An empty note replaces it.
+
+        In a helper thread, because no time limit of a store holds while its server is stopped.
+        """
+        found: list[dict[str, Any]] = []
+
+        def ask() -> None:
+            store, mine = self._opened(), json.dumps(note)
+            there = store.compare_set(name, "", mine)
+            if _is_old(json.loads(there)) or not note["marks"]:
+                there = store.compare_set(name, there.decode(), mine)
+            found.append(json.loads(there))
+
+        try:
+            if not undisturbed(ask, contextlib.nullcontext(), PATIENCE_S):
+                raise TimeoutError(f"the store of the process group has not answered within {PATIENCE_S} s")
+        except Exception:
+            self.dead = True
+            raise
+        return found[0]
+
+    def _opened(self) -> Any:
+        """Another connection to the same server, so that an operation that hangs does not block the job's own."""
+        if self._store is None:
+            from torch.distributed import distributed_c10d as c10d
+
+            inner = store = c10d._get_default_store()
+            while (below := getattr(inner, "underlying_store", None)) is not None:
+                inner = below
+            # it has no server, and the last of its copies to be closed deletes the file
+            self._store = store if type(inner).__name__ == "FileStore" else store.clone()
+        return self._store
+
+
+def _group() -> _Group | None:
+    """The present process group, if there is one."""
+    from torch.distributed import distributed_c10d as c10d
+
+    world: Any = c10d.group.WORLD
+    if world is not None and world not in _groups:
+        _groups[world] = _Group(next(_numbers))
+    return None if world is None else _groups[world]
+
+
+def _signed(**note: Any) -> dict[str, Any]:
+    from torch.distributed import get_rank
+
+    return {**note, "rank": get_rank(), "at": time.time(), "host": _HOST}
+
+
+def _is_old(note: dict[str, Any]) -> bool:
+    """Whether a note is from before this process."""
+    return bool(note["at"] < _since - (0.0 if note["host"] == _HOST else _CLOCKS_S))
+
+
+def _agree(one: Iterable[int], other: Iterable[int]) -> bool:
+    """Whether two notes have a checksum in common, or one of them was given up."""
+    return not one or not other or not {*one}.isdisjoint(other)
 
 
 def _digest(*what: Any) -> str:
     return "penstock/" + hashlib.blake2s(repr(what).encode(), digest_size=16).hexdigest()
-
-
-def place_in_the_code() -> str:
-    """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which
-    may differ between hosts.
-    """
-    frames = [one for one, _ in traceback.walk_stack(sys._getframe()) if not one.f_code.co_filename.startswith(_HERE)]
-    users = [one for one in frames if not is_library_file(one.f_code.co_filename)]
-    return ", ".join(
-        f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:FRAMES]
-    )
 
 
 def _without_seeds(settings: Any) -> Any:
@@ -286,3 +285,25 @@ def _without_seeds(settings: Any) -> Any:
     if isinstance(settings, dict):
         return {name: _without_seeds(value) for name, value in settings.items() if name not in ("seed", *SEEDS)}
     return [*map(_without_seeds, settings)] if isinstance(settings, list | tuple) else settings
+
+
+def began() -> float:
+    """When this process began, in seconds since 1970."""
+    with contextlib.suppress(Exception):
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    return time.time()
+
+
+def _forked() -> None:
+    """This new process is no rank of its parent's group."""
+    global _since
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is not None and c10d.group.WORLD is not None:
+        _groups[c10d.group.WORLD] = _Group(0, dead=True)
+    _since = time.time()
+
+
+_since = began()  # notes that are older belong to an earlier job
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed
 
@@ -113,15 +113,15 @@ class Ranks:
         return self._given is not None
 
     def members(self) -> Sequence[int]:
-        """The ranks of the process group that share the sequence; empty if the numbers do not come from a process
-        group.
+        """The ranks that read the same sequence: all of the process group, or of the mesh of which ``mesh`` is a
+        dimension, whatever they get of it. Empty if the numbers do not come from a process group.
         """
         group = process_group()
         if self._given is not None or group is None:
             return ()
         if self._mesh is None:
             return range(group[1])
-        ranks: list[int] = self._mesh.mesh.tolist()
+        ranks: list[int] = _whole(self._mesh).mesh.flatten().tolist()
         return ranks
 
     def check_group(self) -> None:
@@ -149,6 +149,18 @@ class Ranks:
             f"{group[1]}. Call init_process_group before the first batch, or pass rank and world_size. If the process "
             f"group was recreated: {remedy}."
         )
+
+
+def _whole(mesh: Any) -> DeviceMesh:
+    """The mesh of which ``mesh`` is a part."""
+    whole: DeviceMesh
+    if hasattr(mesh, "_get_root_mesh"):
+        whole = mesh._get_root_mesh()
+    else:  # an older torch
+        from torch.distributed.device_mesh import _mesh_resources
+
+        whole = _mesh_resources.get_root_mesh(mesh)
+    return whole
 
 
 _AVAILABLE = torch.distributed.is_available()

@@ -240,7 +240,7 @@ class WeightedOrder(PlainOrder):
     weights: O(log(len(weights))).
 
     The weights may follow the model: `update` them between two epochs, on every rank alike. Their checksum is in the
-    state, and is compared between ranks when an epoch begins.
+    state, and is compared between ranks at the first batch after a start or a load.
 
     Args:
         weights: One per item of the dataset, shape ``(n,)``: finite, not negative, not all zero. Kept at 8 bytes each.

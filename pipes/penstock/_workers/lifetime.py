@@ -126,7 +126,7 @@ def patience_s(timeout: float | None) -> float:
 _logger = logging.getLogger("penstock")
 
 
-def undisturbed(act: Callable[[], None], lock: Any) -> None:
+def undisturbed(act: Callable[[], None], lock: Any, timeout: float | None = None) -> bool:
     """Call ``act`` in a helper thread, and wait for it. Signal handlers never run there, so ``act`` always completes.
 
     If a handler raises here, in the wait, and `undisturbed` is called again, the next ``act`` begins when the previous
@@ -135,6 +135,10 @@ def undisturbed(act: Callable[[], None], lock: Any) -> None:
     Args:
         act: Must not be left half done.
         lock: Held by the helper thread meanwhile.
+        timeout: Seconds after which ``act`` is left to itself.
+
+    Returns:
+        Whether ``act`` has ended.
 
     Raises:
         RuntimeError: The system cannot start another thread. Otherwise any error of ``act``.
@@ -144,12 +148,13 @@ def undisturbed(act: Callable[[], None], lock: Any) -> None:
     # A single C call. `Thread.start` would wait in Python code; see `start`. If a handler raises in `done.wait`, the
     # thread goes on, and holds the lock until ``act`` is complete; that is what the next call waits for.
     _thread.start_new_thread(_act, (act, lock, errors, done))
-    done.wait()
+    ended = done.wait(timeout)
     if errors:
         try:
             raise errors.pop()
         finally:
             del errors  # the traceback refers to this frame: break the cycle
+    return ended
 
 
 def _act(act: Callable[[], None], lock: Any, errors: list[BaseException], done: Bell) -> None:
