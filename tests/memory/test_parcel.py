@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import pickle
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class ByName(type):
 
 
 class Named(metaclass=ByName):
-    names = {"a": 1}
+    names = MappingProxyType({"a": 1})
 
 
 class Space(enum.Enum):
