@@ -233,7 +233,9 @@ def test_what_workers_write_into_one_log_stays_behind_each_other(tmp_path: Path)
             log.write(b"%03d\n" % index)
             return index
 
-        with Loader.from_dataset(Mapped(noted), batch_size=4, num_workers=2, prefetch_next_epoch=False) as loader:
+        with Loader.from_dataset(
+            Mapped(noted), 4, num_workers=2, prefetch_next_epoch=False, seed_global_rngs=False
+        ) as loader:
             assert sum(len(batch) for batch in loader) == 100
     assert sorted((tmp_path / "log").read_text().split()) == [f"{index:03}" for index in range(100)]
 
@@ -247,7 +249,9 @@ def test_what_workers_print_into_a_file_stays_behind_each_other(capfd: pytest.Ca
         os.write(sys.stdout.fileno(), b"worker %02d\n" % index)  # in one piece
         return index
 
-    with Loader.from_dataset(Mapped(told), batch_size=4, num_workers=2, prefetch_next_epoch=False) as loader:
+    with Loader.from_dataset(
+        Mapped(told), 4, num_workers=2, prefetch_next_epoch=False, seed_global_rngs=False
+    ) as loader:
         for batch in loader:
             os.write(sys.stdout.fileno(), b"loop %d\n" % batch.tolist()[0])
     lines = capfd.readouterr().out.splitlines()

@@ -322,18 +322,11 @@ class FetchTask(Task):
 
         def begin() -> None:
             loading.begin_again()
-            loading.reseed = self._reseed
-            if loading.reseed is not None:
-                loading.reseed(loading.epoch, positions[loading.row])
+            self._begin(loading, positions[loading.row])
 
-        def first(index: Any) -> Any:
-            if not self.generators.is_first:
-                return load(index)
-            if forward:
-                return self._compared(fetch.transform or _same, fetch.dataset[index], begin)
-            return self._compared(load, index, begin)
-
-        return first
+        if forward:
+            return lambda index: self._compared(fetch.transform or _same, begin, fetch.dataset[index])
+        return partial(self._compared, load, begin)
 
     def _finished(
         self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0

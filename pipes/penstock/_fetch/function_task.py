@@ -67,7 +67,7 @@ class FunctionTask(Task):
             self._begin(SampleCursor(self.seed, indices.epoch, [position], [value], [IDLE]), position)
 
         begin()
-        return self._compared(function, value, begin) if self.generators.is_first else function(value)
+        return self._compared(function, begin, value)
 
     def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:
         """Call ``function`` of what another node has made. Its draws cannot be seeded, so say so if there are any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import operator
 from collections import deque
 from itertools import islice
 from pathlib import PurePath
@@ -45,12 +46,12 @@ class Held(NamedTuple):
     Attributes:
         path: Where it is, as in ``dataset.transforms[0].rng``.
         value: The object.
-        again: Returns what is there now; raises if there is nothing.
+        again: Returns what is there now; raises if there is nothing. None: it stays.
     """
 
     path: str
     value: Any
-    again: Callable[[], Any]
+    again: Callable[[], Any] | None = None
 
 
 def held(
@@ -67,7 +68,7 @@ def held(
         enters: Whether to look into an object.
     """
     found: dict[int, Held] = {}  # which keeps the objects alive, and their ids taken
-    left = deque(Held(name, one, functools.partial(_same, one)) for name, one in roots.items())
+    left = deque(Held(name, value) for name, value in roots.items())
     while left and len(found) < most:
         one = left.popleft()
         with suppress_own():  # an object that refuses to be looked at, or that another thread changes
@@ -82,21 +83,20 @@ def held(
 
 def _inside(path: str, value: Any) -> Iterator[Held]:
     if isinstance(value, MethodType | BuiltinFunctionType):
-        yield Held(path, value.__self__, functools.partial(_same, value.__self__))
+        yield Held(path, value.__self__)
         return
     if isinstance(value, functools.partial):
         parts = [("func", value.func), *((f"args[{k}]", part) for k, part in enumerate(value.args))]
-        for name, part in (*parts, *value.keywords.items()):
-            yield Held(f"{path}.{name}", part, functools.partial(_same, part))
+        yield from (Held(f"{path}.{name}", part) for name, part in (*parts, *value.keywords.items()))
     elif isinstance(value, list | tuple | deque | dict):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for number, (key, item) in enumerate(list(islice(items, _ITEMS))):
             if not _is_plain(item):
                 name = repr(key) if isinstance(key, _PLAIN) else f"key {number}"  # a repr may have an address
-                yield Held(f"{path}[{name}]", item, functools.partial(_item, value, key))
+                yield Held(f"{path}[{name}]", item, functools.partial(operator.getitem, value, key))
     for name, item in list(getattr(value, "__dict__", {}).items()):
         if not _is_plain(item):
-            yield Held(f"{path}.{name}", item, functools.partial(_attribute, value, name))
+            yield Held(f"{path}.{name}", item, functools.partial(getattr, value, name))
     for name in (name for base in type(value).__mro__ for name in _names_in(vars(base).get("__slots__", ()))):
         with suppress_own():  # an empty slot
             yield Held(f"{path}.{name}", getattr(value, name), functools.partial(getattr, value, name))
@@ -112,15 +112,3 @@ def _is_plain(item: Any) -> bool:
 
 def _names_in(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _item(container: Any, key: Any) -> Any:
-    return container[key]
-
-
-def _attribute(holder: Any, name: str) -> Any:
-    return vars(holder)[name]

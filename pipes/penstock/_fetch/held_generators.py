@@ -175,7 +175,8 @@ class HeldGenerators:
         new = {}
         for one in self.found:
             with suppress_own():
-                if (value := one.where.again()) is not one.where.value and (ways := ways_of(value)) is not None:
+                value = one.where.again() if one.where.again else one.where.value
+                if value is not one.where.value and (ways := ways_of(value)) is not None:
                     new[one.key] = one._replace(where=one.where._replace(value=value), ways=ways)
         if new:
             self.found = tuple(new.get(one.key, one) for one in self.found)

@@ -200,13 +200,15 @@ class Task:
             loading.reseed(loading.epoch, position)
         current.set(loading)
 
-    def _compared(self, function: Callable[[Any], T], item: Any, begin: Callable[[], None]) -> T:
-        """``function(item)``, for the first sample in this process. It is called again with a copy, after ``begin()``,
-        which seeds alike; what comes of the comparison is told with the value.
+    def _compared(self, function: Callable[[Any], T], begin: Callable[[], Any], item: Any) -> T:
+        """``function(item)``. For the first sample in this process it is called again with a copy, after ``begin()``,
+        which seeds alike. What comes of the comparison is told with the value.
 
         If a generator appears meanwhile, which was not seeded then, the last of up to three values counts.
         """
         generators, copies, found = self.generators, [], 0
+        if not generators.is_first:
+            return function(item)
         with suppress_own():  # what cannot be copied, and may be modified, is not used again
             copies = [copy.deepcopy(item), copy.deepcopy(item)]
         # a draw from a generator that is not seeded here is named by another watch

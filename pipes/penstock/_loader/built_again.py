@@ -16,7 +16,7 @@ from typing import Any, Final
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock._errors import first_time
-from penstock._fetch.held import is_library_file
+from penstock._fetch.users_code import is_library_file
 from penstock._nodes.sampler_traits import wrapped
 from penstock._nodes.sharder import ranks_of
 

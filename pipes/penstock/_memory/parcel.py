@@ -291,7 +291,8 @@ class Reducers(dict[type, Any]):
             if issubclass(kind, torch.Tensor):
                 return reduce_as_torch
             usual = kind.__reduce__ is object.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
-            if usual and hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__"):
+            forwards = hasattr(kind, "__getattr__") and not issubclass(kind, type)  # an enum's class has one too
+            if usual and forwards and not hasattr(kind, "__setstate__"):
                 return _reduce_forwarding
         return copyreg.dispatch_table[kind]
 

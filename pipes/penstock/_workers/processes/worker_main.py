@@ -143,7 +143,7 @@ def parcel_of(value: Any, where: str) -> Parcel:
     try:
         return Parcel(value)
     except BaseException as error:  # a user's __reduce__ may raise anything
-        kind = type(value)
+        kind = type(value[0] if type(value).__module__.startswith("penstock.") else value)  # a wrapper of ours
         raise SampleError(
             f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {where}: "
             f"{type(error).__name__}: {error}. Return tensors, arrays or plain Python objects; or read a map-style "
