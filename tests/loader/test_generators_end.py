@@ -48,7 +48,7 @@ class Opener:
         self.folder = folder
 
     def __call__(self, shard: int) -> Any:
-        return opened(self.folder, 1000 * shard)
+        return opened(self.folder, shard, 4)
 
 
 def plain(folder: Path) -> dict[str, Any]:
@@ -76,18 +76,22 @@ def shards(folder: Path) -> dict[str, Any]:
     return {"dataset": penstock.Stream(4, Opener(folder), lanes=2, epoch_size=96)}
 
 
+def counted(folder: Path) -> dict[str, Any]:
+    data = penstock.Shards(4, Opener(folder), counts=[100] * 4, lanes=2)
+    return {"dataset": penstock.Mix({"only": data}, {"only": 1}, epoch_size=96)}
+
+
 INLINE: dict[str, Any] = {}
+THREADS = {"num_workers": 2, "method": "thread"}
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
 SPAWN = {"num_workers": 2, "multiprocessing_context": "spawn"}
 CASES = [
     (plain, INLINE),
     (with_transform, FORK),
-    (with_transform, {"num_workers": 2, "method": "thread"}),
+    (with_transform, THREADS),
 ]
-CASES += [(kind, way) for kind in (lanes, stream, mix) for way in (INLINE, FORK, SPAWN)] + [
-    (shards, FORK),
-    (shards, SPAWN),
-]
+CASES += [(kind, way) for kind in (lanes, stream, mix) for way in (INLINE, FORK, SPAWN)]
+CASES += [(kind, way) for kind in (shards, counted) for way in (INLINE, THREADS, FORK, SPAWN)]
 USUAL = [case for case in CASES if case[1] is not SPAWN]
 
 
