@@ -269,7 +269,7 @@ def test_an_interrupt_in_a_source_is_no_slow_read(
 
     with Loader.from_dataset(Stops(), batch_size=BATCH, num_workers=1, method="thread", transform=int) as loader:
         with pytest.raises(KeyboardInterrupt):
-            [*loader]
+            list(loader)
         threading.Event().wait(0.05)
     assert not [line for line in caplog.messages if "read ahead" in line]
 

@@ -179,8 +179,7 @@ class Executor:
         self._close_data()
 
     def _close_data(self) -> None:
-        """Close what this process reads of shards and lanes, unless a thread is in there, which may be stuck."""
-        if isinstance(self._work, FetchTask) and not getattr(self._pool, "threads", None):
+        if isinstance(self._work, FetchTask):
             self._work.close()
 
     def _open(self, world_size: int) -> None:

@@ -224,8 +224,8 @@ class ThreadPool:
 
     @property
     def threads(self) -> list[int]:
-        """The identifiers of its threads that have not ended."""
-        return [thread.ident or 0 for thread in list(self._core.threads.values()) if thread.is_alive()]
+        """The identifiers of its threads."""
+        return [thread.ident or 0 for thread in list(self._core.threads.values())]
 
     @property
     def all_ready(self) -> bool:
