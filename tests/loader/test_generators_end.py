@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
 from penstock import Loader
+from penstock.nodes import Batcher, Cycler, Fetch, Mapper, Prefetcher, Sampler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +50,7 @@ class Opener:
         self.folder = folder
 
     def __call__(self, shard: int) -> Any:
-        return opened(self.folder, 1000 * shard)
+        return opened(self.folder, shard, 4)
 
 
 def plain(folder: Path) -> dict[str, Any]:
@@ -76,18 +78,22 @@ def shards(folder: Path) -> dict[str, Any]:
     return {"dataset": penstock.Stream(4, Opener(folder), lanes=2, epoch_size=96)}
 
 
+def counted(folder: Path) -> dict[str, Any]:
+    data = penstock.Shards(4, Opener(folder), counts=[100] * 4, lanes=2)
+    return {"dataset": penstock.Mix({"only": data}, {"only": 1}, epoch_size=96)}
+
+
 INLINE: dict[str, Any] = {}
+THREADS = {"num_workers": 2, "method": "thread"}
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
 SPAWN = {"num_workers": 2, "multiprocessing_context": "spawn"}
 CASES = [
     (plain, INLINE),
     (with_transform, FORK),
-    (with_transform, {"num_workers": 2, "method": "thread"}),
+    (with_transform, THREADS),
 ]
-CASES += [(kind, way) for kind in (lanes, stream, mix) for way in (INLINE, FORK, SPAWN)] + [
-    (shards, FORK),
-    (shards, SPAWN),
-]
+CASES += [(kind, way) for kind in (lanes, stream, mix) for way in (INLINE, FORK, SPAWN)]
+CASES += [(kind, way) for kind in (shards, counted) for way in (INLINE, THREADS, FORK, SPAWN)]
 USUAL = [case for case in CASES if case[1] is not SPAWN]
 
 
@@ -118,3 +124,29 @@ def test_what_a_generator_does_as_it_ends_does_not_reach_the_loop(tmp_path: Path
         assert not torch.is_grad_enabled()
         assert random.random() == random.Random(1).random()
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("counts", [None, [40, 40]])
+def test_a_thread_stuck_in_a_shard_does_not_hold_up_close(counts: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A reader thread, which waits in the user's code. Seen to fail: close() waited as long."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def opener(shard: int) -> Any:
+        yield from range(20)
+        inside.set()
+        assert go_on.wait(60)
+        yield from range(20)
+
+    data: Any = (
+        penstock.Stream(2, opener, lanes=2, epoch_size=80, bookmarks=False)
+        if counts is None
+        else penstock.Shards(2, opener, counts=counts, lanes=2)
+    )
+    batches = Batcher(Cycler(Sampler(data.order(shuffle=False, seed=0))), 4)
+    loader = Loader(Prefetcher(Mapper(batches, Fetch(data)), 2))
+    for _ in zip(range(9), loader, strict=False):
+        pass
+    assert inside.wait(60)
+    loader.close(timeout=0.2)
+    go_on.set()
+    assert "penstock-prefetch is still busy" in caplog.text

@@ -541,8 +541,7 @@ class AsksForItsRank(Split):
         return super().__iter__()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.soak])])
 def test_a_dataset_that_asks_for_its_rank_in_a_worker_process_is_told_the_way(start):
     """Seen to fail: torch's "Default process group has not been initialized", although the job has one."""
     loader = own([7, 3], AsksForItsRank, lanes=2, batch_size=2, num_workers=1, multiprocessing_context=start)

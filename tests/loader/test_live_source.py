@@ -177,6 +177,45 @@ def test_a_worker_init_fn_that_no_worker_would_call_is_refused(options: dict[str
         assert len(list(loader)) == 4
 
 
+class WaitsForWorkers(Counted):
+    """Each batch takes a tenth of a second, until a worker has begun the second one."""
+
+    def __init__(self, begun: Any) -> None:
+        super().__init__()
+        self.begun = begun
+
+    def __iter__(self):
+        for self.read in range(64 * BATCH):
+            if not self.read % BATCH:
+                self.begun.wait(0.1)
+            yield self.read
+
+
+class Notes:
+    def __init__(self, begun: Any) -> None:
+        self.begun = begun
+
+    def __call__(self, items: list[int]) -> list[int]:
+        if items[0] == BATCH:
+            self.begun.set()
+        return items
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_batch_that_is_ready_waits_for_one_more_at_most(method: Any) -> None:
+    """With user code in workers, as many are read ahead as have to be. Seen to fail: as many as ``prefetch_factor``,
+    which no worker had begun.
+    """
+    begun = multiprocessing.get_context("fork").Event()
+    words = {"num_workers": 1, "prefetch_factor": 64, "method": method, "multiprocessing_context": "fork"}
+    dataset = WaitsForWorkers(begun)
+    with Loader.from_dataset(dataset, batch_size=BATCH, collate_fn=Notes(begun), **words) as loader:
+        batches = iter(loader)
+        assert next(batches) == [*range(BATCH)]
+        assert dataset.read < 32 * BATCH
+        assert [*batches] == [[*range(BATCH * number, BATCH * number + BATCH)] for number in range(1, 64)]
+
+
 class WaitsForTheLog(IterableDataset):
     """Waits after its second batch until the log says something: a real one would wait for ever."""
 
@@ -229,9 +268,8 @@ def test_an_interrupt_in_a_source_is_no_slow_read(
             raise KeyboardInterrupt
 
     with Loader.from_dataset(Stops(), batch_size=BATCH, num_workers=1, method="thread", transform=int) as loader:
-        batches = iter(loader)
         with pytest.raises(KeyboardInterrupt):
-            next(batches)
+            list(loader)
         threading.Event().wait(0.05)
     assert not [line for line in caplog.messages if "read ahead" in line]
 

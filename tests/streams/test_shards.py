@@ -16,9 +16,13 @@ from torch.utils.data import IterableDataset, Subset
 
 import penstock
 from penstock import Loader, Mix, Shards, StateMismatch, Stream
+from penstock._fetch.fetch import Fetch
+from penstock._fetch.fetch_task import FetchTask
+from penstock._fetch.indices import Indices
 from penstock._files.files import Stamp
 from penstock._streams.tables import Pieces
 from penstock._workers.lane_info import LaneInfo, seen_as
+from penstock._workers.pool import IDLE
 
 COUNTS = [7, 0, 40, 3, 1, 25, 12]
 
@@ -428,6 +432,24 @@ class TestSeveralThreads:
             assert first.result() == [1001, 1, 1000, 0]
             assert second.result() == [1003, 2, 1002, 3]
         dataset.close()
+
+    def test_with_a_transform_read_first_what_is_free(self):
+        """The same by two workers of a loader. Seen to fail: samples were loaded in the order of the batch."""
+        opened = [threading.Event(), threading.Event()]
+
+        def open_shard(shard):
+            opened[shard].set()
+            assert opened[1].wait(20), "no thread opens shard 1"
+            return range(1000 * shard, 1000 * shard + 4)
+
+        work = FetchTask(Fetch(Shards(2, open_shard, counts=[4, 4], transform=str), list), 0, False)
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(work, Indices(0, np.arange(4), np.array([1, 5, 0, 4])), [IDLE])
+            assert opened[0].wait(20)
+            second = pool.submit(work, Indices(0, np.arange(4, 8), np.array([2, 6, 3, 7])), [IDLE])
+            assert first.result() == ["1", "1001", "0", "1000"]
+            assert second.result() == ["2", "1002", "3", "1003"]
+        work.close()
 
     def test_that_overtake_each_other_read_no_record_again(self):
         """One thread stands in shard 0 while eight others read shard 1 past its records there. Seen red when the number

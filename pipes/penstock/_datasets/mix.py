@@ -16,6 +16,7 @@ from penstock._fetch.packed_rows import PackedRow
 from penstock._fetch.sample import current
 from penstock._random.lane_mix_order import InterleavedMixOrder
 from penstock._random.mix_order import MixOrder, source_seed
+from penstock._streams.sharded import Sharded
 from penstock._streams.stream import Stream
 
 if TYPE_CHECKING:
@@ -137,9 +138,10 @@ class Mix(Shown, ConcatDataset[Any]):
                 stream.seed_items(seed_global_rngs, worker_init_fn)
 
     def close(self) -> None:
-        """Close what its streams have open in this process. Idempotent; reading opens it again."""
-        for stream in self._streams.values():
-            stream.close()
+        """Close what its shards and streams have open in this process. Idempotent; reading opens it again."""
+        for dataset in self.datasets:
+            if isinstance(dataset, Sharded | Mix):
+                dataset.close()
 
     @property
     def source_lengths(self) -> dict[str, int] | None:

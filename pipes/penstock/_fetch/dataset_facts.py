@@ -24,6 +24,8 @@ from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock._statistics import CopyStatistics
 
 Read = Literal["by index", "forward", "once", "as it comes", "never"]
@@ -111,6 +113,10 @@ class DatasetLike(Protocol):
         Raises:
             ValueError: Another loader has told it otherwise.
         """
+
+    def would_wait(self, index: Any) -> bool:
+        """Whether a thread that wants the sample ``index`` now would wait for another thread."""
+        ...
 
     def read_by_all(self) -> None:
         """Called by a loader that does not follow `order`: then no lane belongs to a single worker."""
@@ -255,6 +261,11 @@ class DatasetFacts:
     def where(self, index: int) -> str | None:
         """See `DatasetLike`; None if it does not say."""
         return None if (tell := getattr(self.dataset, "where", None)) is None else str(tell(index))
+
+    @property
+    def would_wait(self) -> Callable[[Any], bool] | None:
+        """See `DatasetLike`; None if it does not say."""
+        return getattr(self.dataset, "would_wait", None)
 
     def read_by_all(self) -> None:
         """See `DatasetLike`."""

@@ -27,7 +27,7 @@ from penstock._workers.meter import now
 from penstock._workers.pool import IDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence, Sequence
+    from collections.abc import Callable, Iterator, MutableSequence, Sequence
 
     from penstock._fetch.collate import BatchBuilder
     from penstock._fetch.error_policy import OnError
@@ -74,8 +74,8 @@ class FetchTask(Task):
         self.told_parts = ToldParts(fetch.dataset, fetch.facts.tops)
 
     def close(self) -> None:
-        """Close what is read in lanes in this process, which ends: the user's generators, each with its ``finally``."""
-        if self.fetch.facts.lanes is not None and callable(close := getattr(self.dataset, "close", None)):
+        """Close what this process has open of shards and lanes: the user's generators, each with its ``finally``."""
+        if self.fetch.facts.is_read_in_lanes and callable(close := getattr(self.dataset, "close", None)):
             close()
 
     def inline(self, task: Any, allocate: Allocate = anywhere) -> Any:
@@ -214,8 +214,8 @@ class FetchTask(Task):
             self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
             try:
                 fetched = fetch.load_many(indices)
-            except Exception:
-                if self.on_error == "raise":
+            except Exception as exc:
+                if self.on_error == "raise" or is_of_stream(exc):
                     raise
                 load = _load_one(fetch)  # load again, one by one, to find the sample that failed
             else:
@@ -285,28 +285,30 @@ class FetchTask(Task):
             load = self._compares_first(fetch, load, loading, positions, items is indices and self._is_forward)
         failures: list[SampleFailure] = []
         begun, rows, added_ns = 0, len(indices), 0
+        would_wait = None if fetch.has_getitems else fetch.facts.would_wait
         while begun < rows:
-            samples: list[Any] = []
-            for row in range(begun, min(rows, begun + batch.step)):
+            samples: dict[int, Any] = {}
+            some = range(begun, min(rows, begun + batch.step))
+            for row in some if would_wait is None else _free_first(some, indices, would_wait):
                 current_row[0] = row
                 if loading.reseed is not None:
                     loading.reseed(task.epoch, positions[row])
                 try:
-                    samples.append(load(items[row]))
+                    samples[row] = load(items[row])
                 except Exception as exc:
                     if self.on_error == "raise" or is_of_stream(exc):
                         raise
                     substitute = self._substitute(exc, loading)
                     failures.append(SampleFailure(row, self.name(task, row), describe(exc), substitute is SKIP))
                     if substitute is not SKIP:
-                        samples.append(substitute)
-            begun = row + 1
+                        samples[row] = substitute
+            begun = some.stop
             asked = now()
-            batch.add(samples)
+            batch.add([sample for _, sample in sorted(samples.items(), key=_row)])
             added_ns += now() - asked
         current_row[0] = IDLE
         current.set(None)
-        return self._finished(fetch, task, batch, failures, added_ns)
+        return self._finished(fetch, task, batch, sorted(failures, key=_row), added_ns)
 
     @property
     def _is_forward(self) -> bool:
@@ -377,6 +379,13 @@ _row = itemgetter(0)
 
 def _same(one: Any) -> Any:
     return one
+
+
+def _free_first(rows: Sequence[int], indices: list[Any], would_wait: Callable[[Any], bool]) -> Iterator[int]:
+    """``rows``, first those whose samples another thread does not hold up."""
+    left = [*rows]
+    while left:
+        yield left.pop(next((number for number, row in enumerate(left) if not would_wait(indices[row])), 0))
 
 
 def _samples(samples: Any) -> Any:

@@ -165,8 +165,9 @@ class Task:
         if task.is_batch:
             indices = task.plain()
             shown = f"[{', '.join(map(str, indices[:8]))}{', …' if len(indices) > 8 else ''}]"
+            what = "dataset indices" if self.noun == Task.noun else "items"
             return (
-                f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to "
+                f"the batch of {what} {shown} (epoch {task.epoch}, positions {task.positions[0]} to "
                 f"{task.positions[-1]})"
             )
         if self.slot_name is not None:

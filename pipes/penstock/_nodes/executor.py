@@ -112,9 +112,7 @@ class Executor:
             self.told_parts = ToldParts(data.dataset, data.tops)
             copied.left = self.told_parts.left
         self.generators.checks = seed_global_rngs is not False  # in threads too
-        # of the user's dataset
-        self._copies = map_fn.dataset if isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info else None
-        if self._threaded and isinstance(map_fn, Fetch) and self._copies is not None:
+        if self._threaded and isinstance(map_fn, Fetch) and map_fn.facts.sets_worker_info:
             raise ValueError(
                 f"method={options.method!r}: {map_fn.facts.name} reads an IterableDataset as several workers would, "
                 f"but torch has one worker info per process, so threads could not read at the same time, and your loop "
@@ -203,8 +201,8 @@ class Executor:
         self._close_data()
 
     def _close_data(self) -> None:
-        if callable(close := getattr(self._copies, "close", None)):
-            close()
+        if isinstance(self._work, FetchTask):
+            self._work.close()
 
     def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers
@@ -308,6 +306,11 @@ class Executor:
             self._pool.wait(jobs, self._options.timeout)
         finally:
             self._wait_ns += now() - began
+
+    def poll(self) -> None:
+        """Take in what workers have finished, without waiting."""
+        if (poll := getattr(self._pool, "poll", None)) is not None:
+            poll()
 
     def result(self, job: Job | SplitJob) -> Any:
         """The value of ``job``, which is done, or its error."""

@@ -170,7 +170,7 @@ class ParallelMapper(Node[T]):
             "worker_init_fn": worker_init_fn,
         }
         self._may_share = roots
-        self._forward = hasattr(first, "iterable")
+        self._forward = hasattr(first, "iterable") and self.num_workers > 0
         self._slow_read: SlowRead | None = None  # made at the first read ahead of such a source
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = self._keeps_none = not self.num_workers and self._tolerance is None
@@ -245,7 +245,7 @@ class ParallelMapper(Node[T]):
                 window.deliver(entry)
                 continue
             if more := executor.limit_after(value):  # may warn, and so may raise: then the batch is not lost
-                self._fill(more)  # now, so that the workers are busy while the caller trains
+                self._fill(more, replaces=True)  # now, so that the workers are busy while the caller trains
             self._address = entry.address
             window.deliver(entry)  # the last step: see the top of this file
             return cast("T", value)
@@ -376,10 +376,18 @@ class ParallelMapper(Node[T]):
             failures=failures,
         )
 
-    def _fill(self, most: int) -> None:
-        """Pull and submit items until ``most`` jobs are in flight."""
+    def _fill(self, most: int, *, replaces: bool = False) -> None:
+        """Pull and submit items until ``most`` jobs are in flight.
+
+        A source that is read forward may take its time, so an item that is ready does not wait for it: the items in
+        flight become more only while none is ready, and with ``replaces`` one is pulled for the one to be delivered.
+        """
         window, source = self._window, self.source
+        if self._forward and replaces:
+            most = min(most, window.under_way + 1)
         while window.under_way < most and window.has_room(most, self._may_pass):
+            if self._forward and not replaces and window.under_way and self._is_ready():
+                return
             self._go_to(window.place)
             try:
                 if self._forward and window.under_way:
@@ -474,6 +482,11 @@ class ParallelMapper(Node[T]):
         self._address = item if type(item) is Indices else source.address()
         self._at = window.base = place  # the last step: see the top of this file
         return value
+
+    def _is_ready(self) -> bool:
+        """Whether `_awaited` would return at once."""
+        self.executor.poll()
+        return any(entry.job is None or entry.job.done for entry in self._window.candidates())
 
     def _awaited(self) -> Entry:
         """Wait for the entry to deliver next."""

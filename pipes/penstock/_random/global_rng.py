@@ -228,6 +228,7 @@ class RngImage:
 
     Attributes:
         states: Their states.
+        is_plain: Whether NumPy is known to keep no deviate.
         marks: Those of ``watch``, now and whenever this image was set.
     """
 
@@ -235,19 +236,14 @@ class RngImage:
         states, python = watch.look(), python_twister()
         self.states = global_states() if states is None else states
         self.marks = watch.marks
-        self._memory: Any = None
-        if states is not None and python is not None and not states.numpy[1]:
+        self.is_plain = states is not None and python is not None and not states.numpy[1]
+        if self.is_plain and python is not None:
             self._memory = python[1].data, numpy_twister(np.random.get_bit_generator()).data  # type: ignore
             self._torch = torch.default_generator.get_state()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether NumPy is known to keep no deviate."""
-        return self._memory is not None
-
     def put(self, *, drawn: bool) -> None:
         """Set the generators to this. Without ``drawn``, NumPy is known to keep no deviate now."""
-        if self._memory is None:
+        if not self.is_plain:
             _put(self.states)
             return
         if drawn:

@@ -141,10 +141,10 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
     shares = [exact.get(name, Fraction(0)) / total for name in names]
     for name, share in zip(names, shares, strict=True):
         if 0 < share < Fraction(1, MOST):
-            items = float(min(1 / share, Fraction(10**308)))
             raise ValueError(
-                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in {items:.3g}. The smallest "
-                f"share is 1 in {MOST}. Remove the source, or join it with a similar one."
+                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in "
+                f"{float(min(1 / share, Fraction(10**308))):.3g}. The smallest share is 1 in {MOST}. Remove the "
+                f"source, or join it with a similar one."
             )
     return shares
 

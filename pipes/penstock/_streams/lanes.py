@@ -22,7 +22,7 @@ from penstock._fetch.held import EndOfWalk
 from penstock._random.lane_order import PASSES
 from penstock._streams.open_shards import most_files
 from penstock._streams.progress import LINE_S, Interruptions, Progress
-from penstock._workers.lifetime import Closing, process
+from penstock._workers.lifetime import Closing, held_in_time, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,8 +117,9 @@ class Lanes(EndOfWalk):
         # This comes first, because a reader that waits to retry a server holds its lane for up to a minute.
         self.closing.set()
         for lane in list(self._lanes.values()):
-            with lane.lock:
-                lane.close()
+            with held_in_time(lane.lock) as got:
+                if got:
+                    lane.close()
         self.closing.clear()
 
 

@@ -19,7 +19,7 @@ from penstock._fetch.fetch import samples_in
 from penstock._fetch.sample import current
 from penstock._streams.forward_reader import ForwardShard, differs
 from penstock._streams.retrying import close
-from penstock._workers.lifetime import process
+from penstock._workers.lifetime import held_in_time, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,9 +200,9 @@ class _Shard:
         self.closed = False
 
     def close(self, *, wait: bool = True) -> None:
-        with self.lock if wait else contextlib.nullcontext():
+        with held_in_time(self.lock) if wait else contextlib.nullcontext(True) as may:
             self.closed = True
-            if self.content is not None:
+            if self.content is not None and may:  # otherwise it is collected when its reader has finished
                 self.content.close()
 
 

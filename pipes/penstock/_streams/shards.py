@@ -142,6 +142,10 @@ class Shards(Sharded):
         shard = int(np.searchsorted(self._ends, index, side="right"))
         return f"{self._name} {self.shards[shard]}, record {index - int(self._starts[shard])}"
 
+    def would_wait(self, index: int) -> bool:
+        """See `DatasetLike`."""
+        return self._open.is_busy(int(np.searchsorted(self._ends, index, side="right")))
+
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records at several indices. Each shard is read once, front to back: first those that no other thread is
         reading, because threads that wait for shards in turn would all wait for the slowest. None if there is a

@@ -189,7 +189,7 @@ class ItemSeeding:
         self.drew = False
         self._watch = GlobalRngSnapshot()
         self._outside: RngImage | None = None  # the generators as they were when `several` began
-        self._began: Any = None  # the marks when the last item in it began, at which NumPy keeps no deviate
+        self._began: Any = None  # the marks when the last item in it began, or itself, if NumPy keeps no deviate then
         self._several = False  # whether it runs
 
     def several(self, read: Callable[[], T]) -> T:
@@ -200,11 +200,12 @@ class ItemSeeding:
             self._outside = RngImage(self._watch)
         outside = self._outside
         noted, self._several = note_watched(outside.states), True
+        self._began = outside.marks if outside.is_plain else None
         try:
             return read()
         finally:
             outside.put(drawn=self._watch.marks != self._began)
-            self._several, self._began = False, None
+            self._several = False
             if noted:
                 forget_interrupted()
 
@@ -219,9 +220,8 @@ class ItemSeeding:
             seed_share(reader.share.seed, number)
             if number is None:
                 reader.base = RngImage(watch)
-        elif watch.marks != reader.base.marks:
-            assert self._outside is not None
-            reader.base.put(drawn=self._began is not None or not self._outside.is_plain)
+        elif (now := watch.marks) != reader.base.marks:
+            reader.base.put(drawn=now != self._began)
         self._began = watch.marks if reader.base is None or number is not None else reader.base.marks
         try:
             return read()

@@ -152,6 +152,8 @@ class Stream(Sharded):
         self._bookmarks = bookmarks
         self._retries = retries
         self._skips = on_error == "skip"
+        if self._shares is None or self._steps or transform is not None:
+            self.__getitems__ = None  # type: ignore[method-assign,assignment]
         self._seeks = has_start(self._opener)
         self._keys = ShardKeys(self.shards, getattr(self._opener, "by_fsspec", False))
         self._deal: Deal | GrowingDeal = Deal(
@@ -258,6 +260,13 @@ class Stream(Sharded):
             mark_of_stream(exc)
             raise
         return self._transformed(record)
+
+    def __getitems__(self, items: Sequence[int]) -> list[Any]:
+        """Several items of an ``IterableDataset``, which cost less together. None with steps or a transform, which may
+        draw, and for shards.
+        """
+        assert self._shares is not None
+        return self._shares.seeding.several(lambda: [self[item] for item in items])
 
     def order(self, *, shuffle: bool, seed: int) -> PlainOrder:
         """The order of the items; see `DatasetLike`.

@@ -293,6 +293,7 @@ class WorkerShares:
         """The marks and checksums of the first items of worker 0."""
         first, sums = FirstItems(), []
         run = ShardRun(self.reader(self.share(0, 0, seed)), (), seed=seed, pass_=0, shard=0, given=0)
+        run.differs_by_pass()
         try:
             for item in islice(run, MOST):  # one by one, because it may yield one buffer again and again
                 first.add([item], ended=False)

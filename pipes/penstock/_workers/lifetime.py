@@ -8,13 +8,14 @@ import os
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._workers.bell import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @final
@@ -121,6 +122,17 @@ def patience_s(timeout: float | None) -> float:
         return timeout
     deadline = _deadline.get()
     return PATIENCE_S if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+@contextmanager
+def held_in_time(lock: Any) -> Iterator[bool]:
+    """Hold ``lock`` in this context, if it is free in time. Another thread may be stuck with it in the user's code."""
+    got = lock.acquire(timeout=patience_s(None))
+    try:
+        yield got
+    finally:
+        if got:
+            lock.release()
 
 
 _logger = logging.getLogger("penstock")

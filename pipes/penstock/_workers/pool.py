@@ -157,7 +157,8 @@ class Pool(Protocol):
     """Workers that live as long as the pool. Threads and processes share this protocol.
 
     A pool may have more, and callers check for it: ``unpacked``, how long it took to rebuild results here; ``pids``,
-    the processes of its workers. A pool whose workers share this process has ``threads``, their identifiers.
+    the processes of its workers; ``poll``, to take in their answers without a `wait`. A pool whose workers share this
+    process has ``threads``, their identifiers.
     """
 
     def start(self) -> None:

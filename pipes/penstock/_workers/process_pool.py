@@ -216,6 +216,11 @@ class ProcessPool:
                     self._end_hung(pid)
                 patience = min(deadline, hangs.due) - at
 
+    def poll(self) -> None:
+        """Take the answers that have come."""
+        with self._lock:
+            self._run_once(0)
+
     def discard(self) -> None:
         """Clear any interrupt, and drop every job that is not done.
 
