@@ -178,7 +178,8 @@ class AccelerateLoader(DataLoader[T]):
                 batch = next(batches)
             except StopIteration:
                 return
-            last = bool(self.loader.is_last) and not self.loader.infinite
+            # of the loader's cursor, because `is_last` answers for an epoch that was requested meanwhile
+            last = self.loader._reader.cursor.remaining == 0 and not self.loader.infinite
             yield batch, self._told(batch, self._kept(before)) if last else None
 
     def _told(self, batch: T, kept: int) -> int:
@@ -225,8 +226,8 @@ class AccelerateLoader(DataLoader[T]):
         if not self._in_order:
             return -1
         source, world_size = sharder.upstream, sharder.ranks()[1]
-        if before["epoch"] != self.loader.epoch or not source.left(before):
-            before = source.start(self.loader.epoch)
+        if before["epoch"] != (epoch := self.loader.here["epoch"]) or not source.left(before):
+            before = source.start(epoch)
         left = source.left(before)
         if not left or left % world_size == 0:
             return 0
@@ -235,10 +236,7 @@ class AccelerateLoader(DataLoader[T]):
         with self.loader._reader.still():
             batches = source.read(before, left)[0]
         if not all(getattr(batch, "is_batch", True) for batch in batches):
-            log.warning(
-                "gather_for_metrics does not remove the samples that are repeated in the last round, because this "
-                "loader makes no batches of them. Pass remainder=, or batch_size= to the loader."
-            )
+            log.warning("gather_for_metrics keeps the samples that are repeated: pass remainder=, or a batch_size.")
             return -1
         sizes = [len(batch) for batch in batches]
         if len({*sizes}) > 1:

@@ -82,8 +82,8 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
                 f"to penstock: resume it with the old Trainer, or start a new run with its weights."
             )
         loader.load_state_dict(saved)
-        known: Any = state.stateful_callbacks
-        known[type(self).__name__] = self.state()  # the trainer only replaces what is there
+        # the trainer only replaces what is there
+        vars(state)["stateful_callbacks"][type(self).__name__] = self.state()
         batches = _batches_per_epoch(loader, args, state)
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
         if _length(loader) is None:
@@ -196,8 +196,7 @@ class HFTrainerMixin(_Trainer):
             self._counted.load_state_dict(saved)
             epoch, left = self._counted.epoch, self._counted.remaining
             if self.args.max_steps <= 0:
-                window = self.args.gradient_accumulation_steps
-                behind = sum(self._steps[: epoch + 1]) - math.ceil(left / window)
+                behind = sum(self._steps[: epoch + 1]) - math.ceil(left / self.args.gradient_accumulation_steps)
                 self.state.max_steps += self.state.global_step - behind
             trained = epoch + (left == 0)
         return trained, steps
@@ -387,8 +386,7 @@ class _Even(Sampler[Any]):
 
 def _saved(state: TrainerState) -> Any:
     """The loader's state in a checkpoint; None if there is none."""
-    by_name: Any = state.stateful_callbacks
-    known = by_name.get("HFTrainerCallback", {})
+    known = vars(state)["stateful_callbacks"].get("HFTrainerCallback", {})
     return (known[-1] if isinstance(known, list) else known).get("attributes", {}).get("loader")
 
 
