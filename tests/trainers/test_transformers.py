@@ -107,8 +107,8 @@ def test_the_mixin_steps_for_the_last_window_of_a_resumed_epoch(
 
 
 def test_the_mixin_resumes_with_another_batch_size(tmp_path: Path) -> None:
-    """In the middle of epoch 1: the rest of it, and another epoch. Seen to fail: nothing was trained, because a run has 18
-    steps of twice as many samples, and the trainer took step 18 for its last."""
+    """In the middle of epoch 1: the rest of it, and another epoch. Seen to fail: nothing was trained, because a run has
+    18 steps of twice as many samples, and the trainer took step 18 for its last."""
     whole = loops.mixed_in(tmp_path, save_steps=18)
     whole.train()
     again = loops.mixed_in(tmp_path, save_steps=99, per_device_train_batch_size=2 * loops.B)
