@@ -39,6 +39,7 @@ IMPORTS = {
     "accelerate": ["accelerate"],
     "transformers": ["torch._dynamo", "transformers.trainer"],
     "SFTTrainer": ["trl.trainer.sft_trainer"],
+    "RepeatSampler": ["trl.trainer.utils"],
     "datasets": ["datasets"],
     "pyarrow": ["pyarrow.parquet"],
     "torch_geometric": ["torch_geometric"],

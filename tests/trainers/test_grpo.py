@@ -46,6 +46,36 @@ def number(at: Any) -> int:
     return int(at[0] * N + at[1])
 
 
+def numbered(rounds: list[list[int]]) -> list[list[int]]:
+    """Prompts by the order in which an epoch has them, because penstock's seed shuffles, and not the sampler's own."""
+    numbers: dict[tuple[int, int], int] = {}
+    return [[numbers.setdefault((at // 12, one), len(numbers)) for one in row] for at, row in enumerate(rounds)]
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed, whose sampler this is: pip install trl")
+def test_trls_own_sampler_is_dealt_as_by_accelerate(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """On 2, 4 and 1 ranks, and from the middle of the second epoch on, where the run before it had other ranks.
+
+    Seen to fail: with ``split="items"``.
+    """
+    whole: Any = None
+    for ranks in (2, 4, 1):
+        run_program(Path(__file__).with_name("repeated_prompts.py"), tmp_path, ranks=ranks, ACCELERATE_USE_CPU="true")
+        found = json.loads((tmp_path / f"ranks-{ranks}.json").read_text())
+        told = found["DataLoader, shuffle=False"]
+        assert [found[f"{name}, shuffle=False"] for name in ("Accelerate", "Loader")] == [told, told]
+        assert told[:4] == [[0] * 4 + [1] * 4] * 2 + [[2] * 4 + [3] * 4] * 2
+        mixed = [found[f"{name}, shuffle=True"] for name in ("DataLoader", "Accelerate", "Loader")]
+        assert {json.dumps(numbered(one)) for one in mixed} == {json.dumps(numbered(mixed[0]))}
+        whole = whole or mixed[2]
+        assert mixed[1] == mixed[2] == whole
+        for name in ("Accelerate", "Loader"):
+            assert found.get(f"{name}, resumed", whole[17:]) == whole[17:]
+    assert [len({prompt for row in whole[at : at + 12] for prompt in row}) for at in (0, 12, 24)] == [12] * 3
+    assert len({json.dumps(whole[at : at + 12]) for at in (0, 12, 24)}) == 3
+    assert "Loader, resumed" in found
+
+
 @pytest.mark.parametrize("trainer", ["plain", "trl"])
 def test_grpo_killed_on_two_ranks_goes_on_with_one(
     trainer: str, tmp_path: Path, run_program: Callable[..., str]

@@ -106,6 +106,19 @@ def test_the_mixin_steps_for_the_last_window_of_a_resumed_epoch(
     assert "no optimizer step" not in caplog.text
 
 
+def test_the_mixin_resumes_with_another_batch_size(tmp_path: Path) -> None:
+    """In the middle of epoch 1: the rest of it, and another epoch. Seen to fail: nothing was trained, because a run has
+    18 steps of twice as many samples, and the trainer took step 18 for its last."""
+    whole = loops.mixed_in(tmp_path, save_steps=18)
+    whole.train()
+    again = loops.mixed_in(tmp_path, save_steps=99, per_device_train_batch_size=2 * loops.B)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-18"))
+    samples = [value for batch in whole.model.seen[18:] for value in batch]
+    assert [value for batch in again.model.seen for value in batch] == samples
+    assert again.state.global_step == again.state.max_steps == 18 + 3 + 6
+    assert again.state.log_history[-2]["learning_rate"] == pytest.approx(5e-5 / 27)
+
+
 def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
     """The trainer then counts epochs wrongly, and the state overrides its set_epoch."""
 

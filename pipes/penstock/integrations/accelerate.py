@@ -98,8 +98,8 @@ class AccelerateLoader(DataLoader[T]):
 
     @property
     def dataset(self) -> Any:  # type: ignore[override]
-        """The loader's dataset."""
-        return self.loader.dataset
+        """The loader's dataset; None if it was built from a graph."""
+        return getattr(self.loader, "dataset", None)
 
     @property
     def batch_size(self) -> Any:  # type: ignore[override]
@@ -178,7 +178,8 @@ class AccelerateLoader(DataLoader[T]):
                 batch = next(batches)
             except StopIteration:
                 return
-            last = bool(self.loader.is_last) and not self.loader.infinite
+            # of the loader's cursor, because `is_last` answers for an epoch that was requested meanwhile
+            last = self.loader._reader.cursor.remaining == 0 and not self.loader.infinite
             yield batch, self._told(batch, self._kept(before)) if last else None
 
     def _told(self, batch: T, kept: int) -> int:
@@ -194,7 +195,7 @@ class AccelerateLoader(DataLoader[T]):
         drop_last = self._batcher is not None and self._batcher.drop_last
         tail: Literal["pad", "drop", "exact"] = "drop" if drop_last else "pad" if even else "exact"
         in_turn = sharder.ask("batches", tail)
-        if ranks == 1 or not self.accelerator.is_main_process:
+        if ranks == 1 or not self.accelerator.is_main_process or sharder.facts.sharded_by == "own":
             return
         chosen = sharder.split == "items" and not sharder.has_no_choice
         if self._batcher is not None and not in_turn and chosen:
@@ -220,20 +221,24 @@ class AccelerateLoader(DataLoader[T]):
             before: Where the loader was before the last batch, or before it moved to the epoch.
         """
         sharder = self._sharder
-        if sharder is None or sharder.ranks()[1] == 1 or sharder.tail != "pad":
+        if sharder is None or sharder.ranks()[1] == 1 or sharder.tail != "pad" or sharder.facts.sharded_by == "own":
             return 0
         if not self._in_order:
             return -1
         source, world_size = sharder.upstream, sharder.ranks()[1]
-        if before["epoch"] != self.loader.epoch or not source.left(before):
-            before = source.start(self.loader.epoch)
+        if before["epoch"] != (epoch := self.loader.here["epoch"]) or not source.left(before):
+            before = source.start(epoch)
         left = source.left(before)
         if not left or left % world_size == 0:
             return 0
         if self._batcher is not None:
             return left if sharder.split == "batches" else -1
         with self.loader._reader.still():
-            sizes = [len(batch) for batch in source.read(before, left)[0]]
+            batches = source.read(before, left)[0]
+        if not all(getattr(batch, "is_batch", True) for batch in batches):
+            log.warning("gather_for_metrics keeps the samples that are repeated: pass remainder=, or a batch_size.")
+            return -1
+        sizes = [len(batch) for batch in batches]
         if len({*sizes}) > 1:
             log.info(
                 "the last round of this epoch has batches of %s samples, which gather cannot join. Pass sampler= and "

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from bisect import bisect_right
 from contextlib import suppress
-from itertools import accumulate, cycle, islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -76,17 +75,15 @@ class HFTrainerCallback(TrainerCallback, ExportableState):
                 "penstock resumes on its own, so the trainer would skip the same batches again. Pass "
                 "ignore_data_skip=True to TrainingArguments."
             )
-        known_to: Any = state.stateful_callbacks  # by the names of callbacks
-        known = known_to.get(type(self).__name__, {})
-        saved = (known[-1] if isinstance(known, list) else known).get("attributes", {}).get("loader")
-        if saved is None:
+        if (saved := _saved(state)) is None:
             raise StateError(
                 f"the checkpoint of step {state.global_step} has no state of a loader in its trainer_state.json. "
                 f"Resume from one that was saved with HFTrainerCallback or HFTrainerMixin. One from before the change "
                 f"to penstock: resume it with the old Trainer, or start a new run with its weights."
             )
         loader.load_state_dict(saved)
-        known_to[type(self).__name__] = self.state()  # the trainer only replaces what is there
+        # the trainer only replaces what is there
+        vars(state)["stateful_callbacks"][type(self).__name__] = self.state()
         batches = _batches_per_epoch(loader, args, state)
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
         if _length(loader) is None:
@@ -158,6 +155,7 @@ class HFTrainerMixin(_Trainer):
         self._training_loader: Loader[Any] | None = None
         self._kept: dict[str, _Evaluation] = {}  # the loaders whose workers outlive an evaluation
         self._steps: list[int] = []  # optimizer steps in each epoch; empty if the loader cannot count them
+        self._counted: Any = None  # that loader
         if not any(isinstance(one, HFTrainerCallback) for one in self.callback_handler.callbacks):
             self.add_callback(HFTrainerCallback())
 
@@ -177,7 +175,7 @@ class HFTrainerMixin(_Trainer):
         The steps, for the learning rate too, are the sum over the epochs.
         """
         *values, steps = super().set_initial_training_values(args, dataloader, *more)
-        self._steps = []
+        self._steps, self._counted = [], dataloader
         if isinstance(dataloader, Loader) and getattr(self, "get_sp_size", lambda: 1)() == 1:
             with suppress(TypeError):
                 self._steps = _steps_by_epoch(dataloader, args)
@@ -189,9 +187,23 @@ class HFTrainerMixin(_Trainer):
         return *values, steps
 
     def _init_training_state(self, *args: Any, **given: Any) -> Any:
-        """Tell the trainer (of transformers 5) in which epoch it resumes."""
+        """Tell the trainer (of transformers 5) in which epoch it resumes, and correct the number of steps.
+
+        It counts both in steps of the present number of ranks, but those before may have been of another.
+        """
         trained, steps = super()._init_training_state(*args, **given)
-        return bisect_right(list(accumulate(self._steps)), self.state.global_step) if self._steps else trained, steps
+        if self._steps and self.state.global_step and (saved := _saved(self.state)) is not None:
+            self._counted.load_state_dict(saved)
+            epoch, left = self._counted.epoch, self._counted.remaining
+            if self.args.max_steps <= 0:
+                behind = sum(self._steps[: epoch + 1]) - math.ceil(left / self.args.gradient_accumulation_steps)
+                self.state.max_steps += self.state.global_step - behind
+            trained = epoch + (left == 0)
+        return trained, steps
+
+    def _prepare_for_training(self, max_steps: int, *args: Any, **given: Any) -> Any:
+        """Make the schedule of the corrected number of steps."""
+        return super()._prepare_for_training(self.state.max_steps, *args, **given)  # type: ignore[no-untyped-call]
 
     def _run_epoch(self, *args: Any, **given: Any) -> None:
         """Tell the trainer (of transformers 5) how many batches the epoch has, or has left where it resumes.
@@ -370,6 +382,12 @@ class _Even(Sampler[Any]):
             yield index
         if first:
             yield from islice(cycle(first), -n % self.size)
+
+
+def _saved(state: TrainerState) -> Any:
+    """The loader's state in a checkpoint; None if there is none."""
+    known = vars(state)["stateful_callbacks"].get("HFTrainerCallback", {})
+    return (known[-1] if isinstance(known, list) else known).get("attributes", {}).get("loader")
 
 
 def _strategy(args: TrainingArguments) -> str:
