@@ -84,6 +84,11 @@ def wheel_data_loop(accelerator: Accelerator) -> None:
     TOLD.clear()  # torch's order is another one
     data_loop.test_data_loader(loader_of(data, batch_size=8), accelerator)
     data_loop.test_data_loader(loader_of(data, batch_sampler=BatchSampler(range(22), 11, False)), accelerator)
+    for samples in (3, 11, 16, 22):
+        batches = BatchSampler(range(samples), 4, False)
+        loader = accelerator.prepare(loader_of(TensorDataset(torch.arange(samples)), batch_sampler=batches))
+        gathered = [accelerator.gather_for_metrics(batch).tolist() for (batch,) in loader]
+        assert [number for batch in gathered for number in batch] == list(range(samples))
     if accelerator.num_processes == 2:
         data_loop.test_default_ensures_even_batch_sizes()
         data_loop.test_can_disable_even_batches()

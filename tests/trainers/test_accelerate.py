@@ -99,6 +99,17 @@ def test_the_last_batch_of_an_unsized_pass_has_not_seen_the_end() -> None:
         assert next(iter(again)).tolist() == [1000, 1001, 1002, 1003]
 
 
+def test_a_run_saved_at_the_end_of_an_epoch_resumes_with_the_next_one() -> None:
+    """As with a DataLoader: scripts count their epochs by batches. Seen to fail: the first pass was empty, so that a
+    script trained one epoch too few."""
+    accelerator = new_accelerator()
+    with Loader.from_dataset(Tagged(24), batch_size=4) as loader:
+        shim = AccelerateLoader(loader, accelerator, save=False)
+        *_, state = (shim.state_dict() for _ in shim)
+        shim.load_state_dict(state)
+        assert (loader.epoch, [batch.tolist()[0] for batch in shim]) == (1, [1000 + k for k in range(0, 24, 4)])
+
+
 def test_an_old_pass_that_ends_late_does_not_end_the_new_one() -> None:
     """Seen to fail: every pass called end_epoch() at its end, which dropped the new pass's uncommitted batches."""
     accelerator = new_accelerator()
@@ -136,8 +147,8 @@ def test_batches_move_and_evaluation_is_not_saved() -> None:
             saved = len(accelerator._custom_objects)
             assert {batch.device.type for batch in AccelerateLoader(loader, accelerator, save=False)} == {"meta"}
             assert len(accelerator._custom_objects) == saved
-            AccelerateLoader(loader, accelerator)
-            assert accelerator._custom_objects[saved:] == [loader]
+            shim = AccelerateLoader(loader, accelerator)
+            assert accelerator._custom_objects[saved:] == [shim]
     finally:
         accelerator.state.device = torch.device("cpu")
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, final
 
-from accelerate.utils import send_to_device  # type: ignore[import-untyped]
+import numpy as np
+import torch
+from accelerate.utils import recursively_apply, send_to_device  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
 from penstock import Loader
@@ -38,7 +40,8 @@ class AccelerateLoader(DataLoader[T]):
     ``even_batches=False``.
 
     The last batch of an epoch synchronizes gradients even if its accumulation window is short, also after a resume.
-    ``gather_for_metrics`` returns each sample once, in the order of the data.
+    ``gather_for_metrics`` returns each sample once, in the order of the data. On several ranks, a batch sampler's short
+    last batch repeats its samples until it is whole.
 
     It is a ``DataLoader`` by type only. ``skip_first_batches`` is refused, because the loader resumes by its state.
 
@@ -88,7 +91,7 @@ class AccelerateLoader(DataLoader[T]):
         if self._sharder is not None:
             self._ask(self._sharder, ranks)
         if save:
-            accelerator.register_for_checkpointing(loader)
+            accelerator.register_for_checkpointing(self)
 
     # What Accelerate asks of a DataLoader that was prepared.
 
@@ -130,6 +133,7 @@ class AccelerateLoader(DataLoader[T]):
             state._remove_dataloader(self)
         self._begun, self._pass = True, (mine := object())
         self.end_of_dataloader, self.remainder = False, 0
+        self._fill = 1, 1  # samples that this rank's last batch has, and should have
         state._add_dataloader(self)
         try:
             for batch, remainder in self._batches():
@@ -154,6 +158,18 @@ class AccelerateLoader(DataLoader[T]):
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `Loader.load_state_dict`. A state of the last batch continues with the next epoch, because scripts
+        compute their first epoch from the number of batches.
+        """
+        self.loader.load_state_dict(state_dict)
+        if self.loader.is_last and not self.loader.infinite:
+            self.loader.end_epoch()
 
     @property
     def _reads_ahead(self) -> bool:
@@ -180,7 +196,8 @@ class AccelerateLoader(DataLoader[T]):
                 return
             # of the loader's cursor, because `is_last` answers for an epoch that was requested meanwhile
             last = self.loader._reader.cursor.remaining == 0 and not self.loader.infinite
-            yield batch, self._told(batch, self._kept(before)) if last else None
+            remainder = self._told(batch, self._kept(before)) if last else None
+            yield _filled(batch, *self._fill) if last else batch, remainder
 
     def _told(self, batch: T, kept: int) -> int:
         """What to keep of the last round, if nobody says anything else."""
@@ -215,7 +232,8 @@ class AccelerateLoader(DataLoader[T]):
 
     def _kept(self, before: Any) -> int:
         """How many samples of the last round are not repeated, over all ranks, as ``GradientState.remainder``: 0 if
-        none is repeated, -1 if the repeated ones come between the others, or in another round.
+        none is repeated, -1 if the repeated ones come between the others, or in another round. And how far to fill a
+        batch sampler's short last batch.
 
         Args:
             before: Where the loader was before the last batch, or before it moved to the epoch.
@@ -228,24 +246,31 @@ class AccelerateLoader(DataLoader[T]):
         source, world_size = sharder.upstream, sharder.ranks()[1]
         if before["epoch"] != (epoch := self.loader.here["epoch"]) or not source.left(before):
             before = source.start(epoch)
-        left = source.left(before)
-        if not left or left % world_size == 0:
-            return 0
-        if self._batcher is not None:
-            return left if sharder.split == "batches" else -1
+        left = source.left(before) or 0
+        if self._batcher is not None or sharder.facts.in_rounds or not left:
+            return 0 if left % world_size == 0 else left if sharder.split == "batches" else -1
+        last = (source.left(source.start(epoch)) or 0) - left
         with self.loader._reader.still():
-            batches = source.read(before, left)[0]
-        if not all(getattr(batch, "is_batch", True) for batch in batches):
+            items = source.peek(before, np.append(np.arange(last, last + world_size), 0))
+        if not all(getattr(item, "is_batch", True) for item in items):
             log.warning("gather_for_metrics keeps the samples that are repeated: pass remainder=, or a batch_size.")
             return -1
-        sizes = [len(batch) for batch in batches]
-        if len({*sizes}) > 1:
-            log.info(
-                "the last round of this epoch has batches of %s samples, which gather cannot join. Pass sampler= and "
-                "batch_size= instead of a batch sampler, or give it drop_last=True.",
-                sizes,
-            )
-        return sum(sizes)
+        *sizes, full = map(len, items)
+        if {*sizes[: left - 1]} <= {full} and sizes[left - 1] <= full:
+            self._fill = sizes[sharder.ranks()[0]], full
+        elif len({*sizes}) > 1:
+            log.info("the last round of this epoch has batches of %s samples, which gather cannot join.", sizes)
+        return sum(sizes[:left]) if left < world_size or sizes[-1] < full else 0
+
+
+def _filled(batch: T, size: int, full: int) -> T:
+    """A ``batch`` of ``size`` samples, which are repeated until there are ``full``."""
+
+    def fill(tensor: torch.Tensor) -> torch.Tensor:
+        fits = tensor.ndim and len(tensor) == size
+        return tensor[torch.arange(full, device=tensor.device) % size] if fits else tensor
+
+    return batch if size == full else recursively_apply(fill, batch)
 
 
 class _EvenBatches:
