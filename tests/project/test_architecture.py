@@ -264,8 +264,8 @@ def test_a_dataset_makes_few_stays(dataset: Any, words: dict[str, Any]) -> None:
     with house.Walk(dataset, PACKAGE) as walk, penstock.Loader.from_dataset(dataset, batch_size=4, **words) as loader:
         assert len(list(loader)) > 0
     assert len(walk.stays) > 5, str(walk)
-    # its ``set_epoch`` is called, and calls of it are heard
-    assert len(walk.stays) <= 16 + 4 * isinstance(dataset, Told), str(walk)
+    # two walks over what it holds, for what has a set_epoch and for what is shared memory, are seven of them
+    assert len(walk.stays) <= 23, str(walk)
     assert walk.climbs <= 1, str(walk)
 
 

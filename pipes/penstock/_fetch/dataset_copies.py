@@ -6,8 +6,6 @@ import io
 import mmap
 import pickle
 import sys
-from multiprocessing.sharedctypes import SynchronizedBase
-from multiprocessing.synchronize import SemLock
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final, final
 
@@ -24,7 +22,9 @@ _LONG: Final = 256
 """Bytes or characters of the longest ``bytes`` or ``str`` that is copied. They cannot change."""
 _FEW: Final = 64
 """Bytes of the largest tensor in shared memory that is compared, because the loop may set it."""
-_SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type, SynchronizedBase, SemLock)
+_SHARED: Final = (mmap.mmap, FunctionType, BuiltinFunctionType, ModuleType, type)
+_OF_PROCESSES: Final = ("multiprocessing.sharedctypes", "multiprocessing.synchronize")
+"""Modules of values and locks that processes share."""
 _OF_ARROW: Final = ("Table", "RecordBatch", "ChunkedArray", "Array", "Buffer")
 
 
@@ -109,6 +109,7 @@ class _Pickler(pickle.Pickler):
             obj.flags.writeable = False
         elif not (
             isinstance(obj, self._shared)
+            or type(obj).__module__ in _OF_PROCESSES
             or (isinstance(obj, torch.Tensor) and _nbytes(obj) > LARGE)
             or (type(obj) in (bytes, str) and len(obj) > _LONG)
         ):

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import ANEW, ClosedError, SampleError, is_own_error
@@ -37,7 +36,7 @@ from penstock._memory.recycler import Recycler
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.pools import Crew, open_pool
 from penstock._workers.meter import Meter, Totals, now, traced
-from penstock._workers.pool import IDLE, Job, SplitJob, inherits
+from penstock._workers.pool import IDLE, Job, SplitJob, why_not_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -173,12 +172,7 @@ class Executor:
 
     def why_not_sent(self) -> Exception | None:
         """Why the user's objects could not be sent to new workers; None if they can be."""
-        if self.num_workers and self.copies and not inherits(self._options.multiprocessing_context):
-            try:
-                ForkingPickler.dumps(self._work)
-            except Exception as exc:
-                return exc
-        return None
+        return why_not_sent(self._work, self._options.multiprocessing_context) if self.num_workers else None
 
     def refresh(self) -> None:
         """Replace the workers at the next `start`, so that they get this process's current dataset.

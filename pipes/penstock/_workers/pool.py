@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._errors import SampleError
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
     StartMethod = str | BaseContext
 
 
-def inherits(multiprocessing_context: StartMethod | None) -> bool:
-    """Whether new workers have the objects of this process without a pickle."""
+def why_not_sent(work: Any, multiprocessing_context: StartMethod | None) -> Exception | None:
+    """The error of sending ``work`` to a new worker process; None if it can be sent, or is inherited by a fork."""
     context: Any = multiprocessing_context
     if context is None or isinstance(context, str):
         context = multiprocessing.get_context(context)
-    return bool(context.get_start_method() == "fork")
+    if context.get_start_method() != "fork":
+        try:
+            ForkingPickler.dumps(work)
+        except Exception as exc:
+            return exc
+    return None
 
 
 def check_processes(multiprocessing_context: StartMethod | None) -> None:
