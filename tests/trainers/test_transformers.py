@@ -119,6 +119,19 @@ def test_the_mixin_resumes_with_another_batch_size(tmp_path: Path) -> None:
     assert again.state.log_history[-2]["learning_rate"] == pytest.approx(5e-5 / 27)
 
 
+def test_the_mixin_trains_all_max_steps_with_another_batch_size(tmp_path: Path) -> None:
+    """From the middle of epoch 2 into epoch 3. Seen to fail: the run ended with epoch 2, because three epochs of twice
+    as many steps have enough of them."""
+    large = loops.mixed_in(tmp_path, save_steps=15, max_steps=15, per_device_train_batch_size=2 * loops.B)
+    large.train()
+    small = loops.mixed_in(tmp_path, save_steps=99, max_steps=30)
+    small.train(resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
+    whole = loops.mixed_in(tmp_path, save_steps=99, max_steps=48)
+    whole.train()
+    assert small.model.seen == whole.model.seen[30:45]
+    assert small.state.global_step == 30
+
+
 def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
     """The trainer then counts epochs wrongly, and the state overrides its set_epoch."""
 

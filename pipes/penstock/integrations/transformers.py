@@ -155,12 +155,13 @@ class HFTrainerMixin(_Trainer):
         self._training_loader: Loader[Any] | None = None
         self._kept: dict[str, _Evaluation] = {}  # the loaders whose workers outlive an evaluation
         self._steps: list[int] = []  # optimizer steps in each epoch; empty if the loader cannot count them
-        self._counted: Any = None  # that loader
+        self._resumes = False  # whether this run goes on from a checkpoint
         if not any(isinstance(one, HFTrainerCallback) for one in self.callback_handler.callbacks):
             self.add_callback(HFTrainerCallback())
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """See `Trainer.train`; the workers end when it returns."""
+        self._resumes = bool(resume_from_checkpoint)
         for one in self.callback_handler.callbacks:
             if isinstance(one, HFTrainerCallback):
                 one._told_of_lengths = hasattr(Trainer, "_run_epoch")
@@ -180,7 +181,8 @@ class HFTrainerMixin(_Trainer):
             with suppress(TypeError):
                 self._steps = _steps_by_epoch(dataloader, args)
         if self._steps:
-            values[0] = len(self._steps)
+            # those before may have had fewer steps, so that there are more of them
+            values[0] = args.max_steps + 1 if args.max_steps > 0 and self._resumes else len(self._steps)
             if args.max_steps <= 0:
                 *whole, last = self._steps
                 steps = sum(whole) + math.ceil(last * (args.num_train_epochs - len(whole)))
@@ -195,9 +197,8 @@ class HFTrainerMixin(_Trainer):
         if self._steps and self.state.global_step and (saved := _saved(self.state)) is not None:
             self._counted.load_state_dict(saved)
             epoch, left = self._counted.epoch, self._counted.remaining
-            if self.args.max_steps <= 0:
-                behind = sum(self._steps[: epoch + 1]) - math.ceil(left / self.args.gradient_accumulation_steps)
-                self.state.max_steps += self.state.global_step - behind
+            behind = sum(self._steps[: epoch + 1]) - math.ceil(left / self.args.gradient_accumulation_steps)
+            self.state.max_steps += 0 if self.args.max_steps > 0 else self.state.global_step - behind
             trained = epoch + (left == 0)
         return trained, steps
 
