@@ -242,7 +242,8 @@ class _Group:
         if self._store is None:
             from torch.distributed import distributed_c10d as c10d
 
-            inner = store = c10d._get_default_store()
+            store: Any = c10d._get_default_store()
+            inner = store
             while (below := getattr(inner, "underlying_store", None)) is not None:
                 inner = below
             # it has no server, and the last of its copies to be closed deletes the file
