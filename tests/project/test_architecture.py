@@ -68,7 +68,7 @@ repeat; 27 are the gradient mode of a user's generator; 145 are whole batches, a
 schedules; 140 are epochs of differing lengths, in trainers; 110 are weights that were replaced, loaders built again,
 and what leaves no batch; 120 are live sources and generators that end; 100 are tensors of every dtype and memory that
 is filled again; 80 are the seeds of lanes, and what a rank gives up to compare; 50 are links, encodings and copies of
-files; 29 are what is ready before more is read, files that are free first, and generators of shards that end."""
+files; 30 are what is ready before more is read, files that are free first, and generators of shards that end."""
 
 WIDTH = 120
 """Columns of a line of the package, at most."""

@@ -293,3 +293,17 @@ def test_draws_of_a_state_dict_are_no_draws_of_an_item(tmp_path, monkeypatch):
     with in_lanes(DrawsForItsState(LENGTHS), bookmarks=tmp_path) as loader:
         found = read(loader, 300)
     assert len({(worker, seeds) for (_, worker), seeds, _ in found}) == LANES
+
+
+class DrawsNothing(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        yield from range(info.id, 40, info.num_workers)
+
+
+def test_nothing_is_said_of_a_stream_that_draws_nothing(monkeypatch, caplog):
+    """Seen to fail: the seeds of the share, in which worker 0 is begun for comparison, were taken for draws."""
+    monkeypatch.setattr("penstock._errors.first_time.said", set())
+    with Loader.from_dataset(penstock.Stream(DrawsNothing(), lanes=2, epoch_size=40), batch_size=4) as loader:
+        assert [batch.tolist() for batch in loader] == [[*range(n, n + 4)] for n in range(0, 40, 4)]
+    assert caplog.messages == []

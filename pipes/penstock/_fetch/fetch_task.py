@@ -195,7 +195,8 @@ class FetchTask(Task):
                 batch = None  # load sample by sample to find the one that failed
             if batch is not None:
                 return batch
-        many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
+        one_by_one = task.is_batch and (fetch.facts.sets_worker_info or not fetch.has_getitems)
+        many = inline or (one_by_one and len(task) >= _WATCHED)
         return self._run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline)
 
     def _loaded(self, fetch: Fetch, task: Indices, current_row: MutableSequence[int], allocate: Allocate) -> Any:
