@@ -143,17 +143,12 @@ _HOMES = {
     "_streams.steps": ("Filter", "Shuffle"),
     "_streams.stream": ("Stream",),
 }
-_CHECKS = ("penstock._loader.rank_notes",)
 _DOORS = ("formats", "nodes", "orders", "statistics", "testing")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would accept any name because of it
     import _thread
     import os as _os
-
-    from penstock._loader import checks as _checks
-
-    _checks.homes.extend(_CHECKS)
 
     def __getattr__(name: str) -> object:
         """Import ``name`` on first use (PEP 562), so that a program loads only the packages that it uses."""

@@ -35,9 +35,9 @@ class Check(Protocol):
         """The loader is closed."""
 
 
-homes: list[str] = []
-"""Modules with a function ``check(positions, nodes)``, which returns the check of a graph, or None. The front door
-names them, and they are imported when the first loader is built.
+homes = ["penstock._loader.rank_notes"]
+"""Modules with a function ``check(positions, nodes)``, which returns the check of a graph, or None. By name, because
+they are imported when the first loader is built, and may use all that the reader of a graph uses.
 """
 
 
