@@ -874,13 +874,11 @@ def manager():
     mostly_soak(
         ((*place, how) for how in HOW for place in PLACES),
         [
-            ("Value", "dataset", "inline"),
-            *((*place, "threads") for place in PLACES),
-            *(
-                (what, "dataset", "processes")
-                for what in ("Value", "a tensor in a dict", "a mapped page", "a Manager's dict")
-            ),
+            *(("Value", "dataset", how) for how in HOW),
+            ("Value", "transform", "threads"),
             ("Value", "collate_fn", "processes"),
+            ("a tensor in a dict", "dataset", "processes"),
+            ("a Manager's dict", "dataset", "threads"),
         ],
     ),
 )

@@ -82,7 +82,8 @@ class ParallelMapper(Node[T]):
             never seeded; a warning names the code that draws from them, unless this is False. After four batches that
             drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if
             samples only inspect a generator (``torch.initial_seed()``) or restore it themselves
-            (``torch.random.fork_rng``), because that cannot be detected. Without workers and upstream of a
+            (``torch.random.fork_rng``), because that cannot be detected. The first sample of each process is loaded
+            twice, and the log says if the two differ, unless this is False. Without workers and upstream of a
             `Prefetcher`, `PinMemory` or `ToDevice`, samples that draw are loaded only while the consumer waits for
             them, so that the two never draw at the same time; the log says so. In that case, a batch that is the first
             to draw after four that did not goes unnoticed.
