@@ -210,6 +210,24 @@ def test_what_changes_while_loading_runs_is_not_the_loops_doing(caplog: pytest.L
     assert not caplog.records
 
 
+class Passes(Stream):
+    """Counts its passes, when they end."""
+
+    set_epoch = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        yield from [1000 * self.stage + k for k in range(4)]
+        self.stage += 1
+
+
+def test_an_iterable_that_counts_its_passes_is_not_begun_twice(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail: each pass that was begun ahead was dropped, and begun again."""
+    data = Passes()
+    with Loader.from_dataset(data, 1, num_workers=2, method="thread") as loader:
+        assert [plain(loader)[0] // 1000 for _ in range(4)] == [0, 1, 2, 3]
+    assert not [record for record in caplog.records if "was changed" in record.message]
+
+
 @pytest.mark.parametrize("how", ["threads", "processes"])
 def test_it_is_said_once_and_after_two_epochs_nothing_is_loaded_ahead(
     how: str, caplog: pytest.LogCaptureFixture

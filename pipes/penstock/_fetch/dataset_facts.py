@@ -328,7 +328,7 @@ class DatasetFacts:
     @property
     def is_told(self) -> bool:
         """Whether it has a ``set_epoch`` itself."""
-        return self._has("set_epoch")
+        return callable(getattr(self.dataset, "set_epoch", None))
 
     @property
     def keeps_epoch(self) -> bool:

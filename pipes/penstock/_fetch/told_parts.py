@@ -49,6 +49,7 @@ class ToldParts:
     """
 
     def __init__(self, data: Any, tops: Sequence[Any] = ()) -> None:
+        self._data = data
         self.found = told_in(data)
         self.left: set[str] = set()
         self._tops = [path for path, one in self.found.items() if any(one is top for top in tops)]
@@ -77,7 +78,7 @@ class ToldParts:
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins. Whether all parts have the number that they were told, or that the loop had told them."""
-        holds = True
+        holds, self.found = True, told_in(self._data)  # the loop may have replaced one
         for path, one in self.found.items():
             if path in self._tops:
                 continue

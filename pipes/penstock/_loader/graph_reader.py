@@ -269,6 +269,8 @@ class GraphReader(Generic[T]):
                 self._answer()
             self._asked_for = None
             self._told.tell(epoch + 1)
+            if self._changes is not None:
+                self._changes.ended()
             if ended:
                 raise StopIteration
             self._begin_where_it_stands()

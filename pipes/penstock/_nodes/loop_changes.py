@@ -48,10 +48,11 @@ class LoopChanges:
     def __init__(self, mapper: ParallelMapper[Any], own: dict[str, Any], given: dict[str, Any]) -> None:
         self._mapper, self._own, self._given = mapper, own, given
         self._known: dict[str, Any] | None = None  # what the workers were given; None: nothing yet
-        self._seen: dict[str, Any] = {}  # in this process, when the last epoch began
+        self._seen: dict[str, Any] = {}  # in this process, when the last epoch began; of an iterable, when it ended
         self._loading: set[str] = set()  # paths that change while only loading runs, such as a counter
         self._begins = False  # no item was delivered since
         self._last: str | None = None  # the path that the loop had changed before the last epoch
+        self._forward = "iterable" in own
         self._once = Once()
 
     @classmethod
@@ -63,10 +64,9 @@ class LoopChanges:
         iterable, roots = getattr(nodes[-1], "iterable", None), mapper.executor.roots
         reads_ahead = mapper.num_workers or any(isinstance(node, ReaderNode) and node.ahead for node in nodes)
         if mapper.executor.copies:  # worker processes, or lanes
-            return cls(mapper, {} if iterable is None else {"dataset": iterable}, roots)
-        return (
-            cls(mapper, roots | {"dataset": iterable} if iterable is not None else roots, {}) if reads_ahead else None
-        )
+            return cls(mapper, {} if iterable is None else {"iterable": iterable}, roots)
+        own = roots if iterable is None else {**roots, "iterable": iterable}
+        return cls(mapper, own, {}) if reads_ahead else None
 
     def renewed(self) -> None:
         """The workers get the objects anew, at the next reset."""
@@ -82,6 +82,13 @@ class LoopChanges:
         if self._begins:
             self._begins = False
             self._loading.update(_differing(self._seen, plain_values(self._own)))
+
+    def ended(self) -> None:
+        """An epoch is over. Of an iterable only what changes between two epochs counts: what it changes itself while it
+        is read, such as a count of its passes, could not be told from what the loop changes.
+        """
+        if self._forward:
+            self._seen = plain_values(self._own)
 
     def hold(self, epoch: int, *, acts: bool) -> bool:
         """``epoch`` begins. Whether what was loaded ahead still holds; otherwise the workers get the objects anew.

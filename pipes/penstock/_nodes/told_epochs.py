@@ -3,7 +3,7 @@
 Samplers are told which epoch comes next at the end of an epoch, when a state is loaded, and when an epoch is requested
 of the loader; not when an epoch begins. So what the user then tells them is the last word, and nobody has to hear it.
 If an object keeps the number in an attribute ``epoch``, another number there than we have told it is a request, like
-`Loader.set_epoch`. Data is told where it is read.
+`Loader.set_epoch`. The user's data is told in the same way, and where it is read, if that is elsewhere.
 """
 
 from __future__ import annotations
