@@ -215,8 +215,11 @@ class Passes(Stream):
 
     set_epoch = None  # type: ignore[assignment]
 
+    def __len__(self) -> int:
+        return 90
+
     def __iter__(self) -> Any:
-        yield from [1000 * self.stage + k for k in range(4)]
+        yield from [1000 * self.stage + k for k in range(90)]
         self.stage += 1
 
 
