@@ -89,8 +89,9 @@ def disagreements(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, li
 
 
 def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]]) -> None:
-    """Before training, inside an epoch, behind it and over a loaded state. Seen to fail: all but inside an epoch,
-    because nobody looked at what a sampler will yield."""
+    """Before training, inside an epoch, behind it and over a loaded state; of a sampler that may remember what it has
+    yielded, only what was read. Seen to fail: all but inside an epoch, because nobody looked at what a sampler will
+    yield."""
     disagreeing = [name for name in disagreements[0] if not name.startswith("equal: ")]
     assert len(disagreeing) == 22
     for name in disagreeing:
@@ -98,8 +99,13 @@ def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]])
         assert first == other
         what = "shard_names" if "files" in name else "the checksum of the sampler's indices"
         agree = 2 if "second epoch" in name or "within" in name else 1 if name == "updated" else 0
-        assert first[:agree] == ["no error"] * agree
-        for said in first[agree:]:
+        remembers = name.removesuffix(", read by a thread") in (
+            *("random.Random()", "np.random.default_rng()", "torch.Generator().seed()"),
+            *("the order of a set", "cannot be pickled"),
+        )
+        unread = [0, 2] if remembers else range(agree)
+        assert [first[moment] for moment in unread] == ["no error"] * len(unread)
+        for said in (said for moment, said in enumerate(first) if moment not in unread):
             assert re.search(
                 rf"^StateMismatch: the ranks .*{what} is '?\w+'? on rank 0 and '?\w+'? on rank 1\.", said
             ), (name, said)

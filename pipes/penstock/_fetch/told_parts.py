@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import ConcatDataset, DataLoader, Sampler
 
+from penstock._fetch.dataset_facts import DatasetView
 from penstock._fetch.epoch_attribute import asked, follows, is_told, number_of, tell_epoch
 from penstock._fetch.held import held
 
@@ -20,7 +21,11 @@ _OF_TRAINERS: Final = frozenset({"Trainer", "Accelerator", "Loader", "LightningD
 
 
 def is_data(value: Any) -> bool:
-    """Whether ``value`` may be a part of the data, or of a function of it: not a model, a trainer, a loader."""
+    """Whether ``value`` may be a part of the data, or of a function of it: not a model, a trainer, a loader, nor a
+    dataset of this library that reads what it holds in its own way, such as `Shards`.
+    """
+    if type(value).__module__.startswith("penstock.") and not isinstance(value, ConcatDataset | DatasetView):
+        return False
     return not isinstance(value, _OTHERS) and _OF_TRAINERS.isdisjoint(base.__name__ for base in type(value).__mro__)
 
 

@@ -81,7 +81,8 @@ class LoopChanges:
         """An item was delivered. What has changed since an epoch began, while the loop waited, is loading's doing."""
         if self._begins:
             self._begins = False
-            self._loading.update(_differing(self._seen, plain_values(self._own)))
+            now = plain_values(self._own)
+            self._loading.update((*_differing(self._seen, now), *(now.keys() - self._seen.keys())))
 
     def ended(self) -> None:
         """An epoch is over. Of an iterable only what changes between two epochs counts: what it changes itself while it
