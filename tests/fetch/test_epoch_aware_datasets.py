@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 from ways import FORK, INLINE, SPAWN, THREAD
 
-from penstock import Loader
+from penstock import GraphError, Loader
 from penstock.nodes import Prefetcher
 
 processes = pytest.mark.parametrize("way", [INLINE, FORK, SPAWN])
@@ -98,7 +98,14 @@ def test_threads_share_it():
         assert [values(loader) for _ in range(4)] == expected(8, 2, range(4))
         assert values(islice(loader, 2)) == expected(8, 2, [4])[0][:2]
         assert values(loader) == expected(8, 2, [5])[0]
-    assert dataset.told == [*range(7)]
+        batches = iter(loader)
+        next(batches), next(batches)
+        address = loader.last
+        assert loader.load(address)[:, 0].tolist() == [6002, 6003]
+        assert len(list(batches)) == 2
+        with pytest.raises(GraphError, match='share a dataset with a set_epoch.*method="process"'):
+            loader.load(address)
+    assert dataset.told == [*range(8)]
 
 
 class Refuses(Curriculum):

@@ -154,7 +154,7 @@ def test_batches_move_and_evaluation_is_not_saved() -> None:
 
 
 def test_a_graph_without_a_dataset_is_saved(tmp_path: Path) -> None:
-    """Accelerate looks at the dataset of what it has prepared. Seen to fail: an AttributeError."""
+    """Accelerate looks at the dataset of what it has prepared."""
     accelerator, graph = new_accelerator(), Batcher(Cycler(Sampler(SequentialOrder(24))), 4)
     with Loader(graph) as loader:
         batches = accelerator.prepare(AccelerateLoader(loader, accelerator))

@@ -22,7 +22,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from penstock._errors import ANEW, ClosedError, SampleError, is_own_error
+from penstock._errors import ANEW, ClosedError, GraphError, SampleError, is_own_error
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import PartialBatch, annotate
 from penstock._fetch.fetch import Fetch
@@ -343,6 +343,12 @@ class Executor:
     def _begun(self, item: Any, world_size: int) -> Job | SplitJob:
         if self._pool is None:
             self.start(world_size)
+        told = self._work.told
+        if self._threaded and self.told_parts and told not in (None, getattr(item, "epoch", told)):
+            raise GraphError(
+                f"threads share a dataset with a set_epoch, so only batches of epoch {told}, in which they are, can be "
+                f'made again. Use method="process", or have the dataset read penstock.sample().epoch.'
+            )
         return self.submit(item, idle=False)
 
     def limit_after(self, value: Any) -> int:
