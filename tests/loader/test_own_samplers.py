@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from itertools import count, islice, product
 
 import pytest
@@ -343,6 +344,25 @@ def test_an_interrupt_moves_no_sampler_that_remembers():
             next(iter(loader))
         assert list(loader) == [200, 201, 202, 203]
         assert list(loader) == [300, 301, 302, 303]
+
+
+def test_a_refresh_between_two_epochs_moves_no_sampler_that_remembers():
+    """Also where a thread reads the graph ahead. Seen to fail: an epoch was left out."""
+
+    class Goes:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([100 * self.passes + k for k in range(4)])
+
+    nodes = penstock.nodes
+    graph = nodes.ParallelMapper(nodes.Batcher(nodes.Cycler(nodes.SamplerWrapper(Goes())), 2), lambda batch: batch, 1)
+    with Loader(nodes.Prefetcher(graph)) as loader:
+        for epoch in range(1, 4):
+            assert list(loader) == [[100 * epoch, 100 * epoch + 1], [100 * epoch + 2, 100 * epoch + 3]]
+            loader.refresh()
+            threading.Event().wait(0.05)  # a thread that wrongly reads has the time to
 
 
 def test_a_finite_sampler_may_be_read_forever():

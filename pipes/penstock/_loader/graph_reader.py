@@ -188,11 +188,13 @@ class GraphReader(Generic[T]):
     def refresh(self) -> None:
         """Give the workers new copies of the dataset and its functions. Batches in flight are loaded again."""
         self.renew_workers()
-        if self.cursor.stands is not GraphPosition.AWAY:
+        if (stood := self.cursor.stands) is not GraphPosition.AWAY:
             self._check_graph()
             self.cursor.lost()  # until the reset is done, because an exception may interrupt it
-            self.root.reset(self.cursor.graph_state)
-            self.cursor.graph_was_reset()
+            # between two epochs the next start does it, because a reader thread would read an epoch that has not begun
+            if self.cursor.begun and stood is GraphPosition.HERE:
+                self.root.reset(self.cursor.state)
+                self.cursor.graph_was_reset()
 
     def renew_workers(self) -> None:
         """Give the workers new copies when they start next, after a reset."""
