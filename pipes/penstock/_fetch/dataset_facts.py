@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, final
 
-import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from penstock._arguments import Shown, checksum, joined
@@ -331,13 +330,6 @@ class DatasetFacts:
         return callable(getattr(self.dataset, "set_epoch", None))
 
     @property
-    def keeps_epoch(self) -> bool:
-        """Whether it keeps the epoch that it is told in memory of its own, so that it may not be told one ahead of the
-        loop.
-        """
-        return self.is_told and not any(map(_is_shared, getattr(self.dataset, "__dict__", {}).values()))
-
-    @property
     def copied(self) -> Any:
         """The `DatasetCopies` of which each epoch reads new ones, and their dataset is what the user knows; None if
         the dataset is none of that kind.
@@ -427,10 +419,6 @@ def loses_buffer(dataset: Any) -> bool:
     """Whether it is a Hugging Face stream with a shuffle buffer, which its ``state_dict`` leaves out."""
     steps = held({"": getattr(dataset, "_ex_iterable", None)})
     return any(type(step.value).__name__ == "BufferShuffledExamplesIterable" for step in steps)
-
-
-def _is_shared(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and bool(value.is_shared())  # type: ignore[no-untyped-call]
 
 
 def _number(said: Any) -> int | None:

@@ -176,7 +176,7 @@ class IterableSource(FirstNode[Indices]):
         )
         # what is told where it is read is left out
         self._parts = ToldParts(None if self._reader.told else self.iterable)
-        self._keeps_epoch = bool(self._parts) or (self._reader.told and facts.keeps_epoch)
+        self._is_told = bool(self._parts) or self._reader.told
         # The state of an iterable with a state_dict decides what it draws next; a node has its own rule.
         self._rng = StreamRng(facts, seed, seed_global_rngs, held=not self._reader.stateful)
         self._pristine: list[Any] = []  # its state before anything was read, once known
@@ -200,7 +200,9 @@ class IterableSource(FirstNode[Indices]):
 
     @property
     def runs_ahead(self) -> bool:
-        return not self._keeps_epoch  # reading it ahead would tell it an epoch that the loop has not begun
+        # Reading it ahead would tell it an epoch that the loop has not begun. That was tried for streams that keep it
+        # in shared memory, as Hugging Face's do: a thread that reads ahead may overwrite the number that the loop sets.
+        return not self._is_told
 
     def tell(self, epoch: int) -> None:
         self._parts.tell_unless_asked(epoch)
