@@ -461,7 +461,8 @@ class OverLists(AgainstAList):
         assert self.is_end(self.at) or (cursor.state["epoch"], cursor.state["source"]["position"]) == self.at
         assert not self.is_sized or cursor.remaining == len(self.epochs[epoch]) - position
         assert cursor.is_told == (self.loaded or self.asked is not None)
-        assert cursor.is_requested == (self.asked is not None and not self.by_sampler)
+        requested = cursor._requested is not None and not cursor._by_sampler
+        assert requested == (self.asked is not None and not self.by_sampler)
         before, here, behind = (
             cursor.state["epoch"] - 1,
             [cursor.state],

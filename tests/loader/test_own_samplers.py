@@ -317,15 +317,18 @@ def test_a_sampler_that_is_its_own_iterator(how, length):
             next(iter(again))
 
 
+class Goes:
+    """Counts its passes."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([100 * self.passes + k for k in range(4)])
+
+
 def test_an_interrupt_moves_no_sampler_that_remembers():
     """Seen to fail: after Ctrl-C in the first batch of epoch 1, epoch 1 came as epoch 2."""
-
-    class Goes:
-        passes = 0
-
-        def __iter__(self):
-            self.passes += 1
-            return iter([100 * self.passes + k for k in range(4)])
 
     class Interrupted:
         strikes = 0
@@ -348,13 +351,6 @@ def test_an_interrupt_moves_no_sampler_that_remembers():
 
 def test_a_refresh_between_two_epochs_moves_no_sampler_that_remembers():
     """Also where a thread reads the graph ahead. Seen to fail: an epoch was left out."""
-
-    class Goes:
-        passes = 0
-
-        def __iter__(self):
-            self.passes += 1
-            return iter([100 * self.passes + k for k in range(4)])
 
     nodes = penstock.nodes
     graph = nodes.ParallelMapper(nodes.Batcher(nodes.Cycler(nodes.SamplerWrapper(Goes())), 2), lambda batch: batch, 1)

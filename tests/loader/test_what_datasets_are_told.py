@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -191,6 +192,55 @@ def test_what_below_a_part_has_a_set_epoch_is_its_own_business() -> None:
 
     with Loader.from_dataset(Wrapper(part=Outer()), 2, num_workers=1) as loader:
         assert [plain(loader)[0] // 1000 for _ in range(3)] == [0, 10, 20]
+
+
+@pytest.mark.parametrize("asks", ["the loader", "a trainer"])
+def test_a_request_inside_an_epoch_moves_no_data(asks: str) -> None:
+    """Threads that load, and a stream that is read, are still in the epoch before. Seen to fail: 0, 5001, 2, 3."""
+    may_go = threading.Event()
+
+    class Waits(Part):
+        def __getitem__(self, index: int) -> int:
+            assert index == 0 or may_go.wait(50)
+            return super().__getitem__(index)
+
+    with Loader.from_dataset(Waits(), 1, num_workers=2, method="thread") as loader:
+        batches = iter(loader)
+        first = next(batches).item()
+        (loader if asks == "the loader" else loader.sampler).set_epoch(5)
+        may_go.set()
+        assert [first, *plain(batches)] == [0, 1, 2, 3]
+        assert plain(loader) == [5000, 5001, 5002, 5003]
+
+    class Slowly(Stream):
+        def __iter__(self) -> Any:
+            return (1000 * self.now() + k for k in range(4))
+
+    with Loader.from_dataset(WrapperStream(part=Slowly()), 1) as loader:
+        batches = iter(loader)
+        first = next(batches).item()
+        loader.set_epoch(5)
+        assert [first, *plain(batches)] == [0, 1, 2, 3]
+        assert plain(loader) == [5000, 5001, 5002, 5003]
+
+
+@pytest.mark.parametrize("how", ["inline", "processes"])
+def test_a_batch_that_is_made_again_leaves_what_the_loop_has_set(how: str) -> None:
+    """The dataset is told its epoch, and then the loop's again. Seen to fail: epoch 1, where the loop had set 5."""
+    data, parts = Part(), [Part(), Part()]
+    with Loader.from_dataset(data, 2, **METHODS[how]) as loader:
+        assert plain(loader) == [0, 1, 2, 3]
+        assert loader.last is not None
+        data.set_epoch(5)
+        assert loader.load(loader.last).tolist() == [2, 3]
+        assert plain(loader) == [5000, 5001, 5002, 5003]
+    with Loader.from_dataset(Wrapper(parts=parts), 2, **METHODS[how]) as loader:
+        plain(loader)
+        assert loader.last is not None
+        for part in parts:
+            part.set_epoch(5)
+        loader.load(loader.last)
+        assert plain(loader)[0] == 5000
 
 
 class Counts(Staged):

@@ -359,12 +359,12 @@ class FetchTask(Task):
             loading.reseed(sample.epoch, sample.position)
         return self.on_error(exc, sample.index, sample.epoch, sample.position)
 
-    def tell(self, epoch: int, *, inline: bool, ahead: bool = False) -> None:
+    def tell(self, epoch: int, *, inline: bool) -> None:
         self.told = None
         self.generators.refresh()
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
-            (self.told_parts.tell_unless_asked if ahead else self.told_parts.tell)(epoch)
+            (self.told_parts.tell_unless_asked if inline else self.told_parts.tell)(epoch)
         self.generators.expire()
         self.told = epoch
 

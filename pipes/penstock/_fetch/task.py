@@ -131,9 +131,9 @@ class Task:
             say(self.parts_that_may_draw, value.level)
         return value.value
 
-    def tell(self, epoch: int, *, inline: bool, ahead: bool = False) -> None:
-        """Tell the `told_parts` that samples of ``epoch`` come next; ``ahead`` of the loop, which may have told them
-        another number.
+    def tell(self, epoch: int, *, inline: bool) -> None:
+        """Tell the `told_parts` that samples of ``epoch`` come next. ``inline``: in the loop's thread, and the loop may
+        have told them another number.
         """
 
     def _done(

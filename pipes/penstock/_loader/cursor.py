@@ -131,11 +131,6 @@ class EpochCursor:
         self._requested = epoch
         self._by_sampler = by_sampler  # the request came through `Loader.sampler`
 
-    @property
-    def is_requested(self) -> bool:
-        """Whether an epoch is requested for the next start, and not only by a trainer's `Loader.sampler`."""
-        return self._requested is not None and not self._by_sampler
-
     def load(self, state: State) -> None:
         """``state`` was loaded, and the next run continues from it."""
         self._look()

@@ -322,6 +322,9 @@ class GraphReader(Generic[T]):
     def again(self, address: Address) -> Any:
         """The batch or sample at ``address`` once more. Moves nothing."""
         self.owner = os.getpid()
+        if (asked := self.asked()) is not None:  # its data may be told other epochs now
+            self.cursor.request(asked)
+            self._told.answer()
         with self.still():
             item = self._ahead.get(address)
             if item is None or address.indices not in (None, item.plain()):

@@ -79,7 +79,7 @@ class InlineWork:
 
     def tell(self, epoch: int) -> None:
         """An epoch is over: tell the parts of the data that ``epoch`` comes next."""
-        self.seeded.tell(epoch, inline=True, ahead=True)
+        self.seeded.tell(epoch, inline=True)
         self._unseeded.told = epoch
 
     @property

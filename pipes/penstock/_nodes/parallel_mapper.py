@@ -305,10 +305,9 @@ class ParallelMapper(Node[T]):
 
     @property
     def runs_ahead(self) -> bool:
-        tells_ahead = (
-            self.executor.told_parts and not self.executor.copies
-        )  # the user's own objects, which are read here
-        return self.passes_ends and not tells_ahead and self.source.runs_ahead and self._shares_nothing
+        # the user's own objects, which are read here, must not be told an epoch that the loop has not begun
+        may_tell = self.executor.copies or not self.executor.told_parts
+        return self.passes_ends and may_tell and self.source.runs_ahead and self._shares_nothing
 
     def tell(self, epoch: int) -> None:
         self.executor.tell(epoch)

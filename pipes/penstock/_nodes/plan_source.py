@@ -24,12 +24,10 @@ class PlanRequest(NamedTuple):
     Attributes:
         epoch: From 0.
         position: Items of the epoch that are already done.
-        checksum: Checksum of the samples in those items; None if it is unknown.
     """
 
     epoch: int
     position: int = 0
-    checksum: int | None = 0
 
 
 class Planner(Protocol[P]):

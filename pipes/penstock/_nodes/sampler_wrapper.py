@@ -230,9 +230,7 @@ class SamplerWrapper(FirstNode[Any]):
         self._plans.resume()
         known = self._of(place["epoch"])
         if known is not None and not self._fits(known, place):
-            self._current = (
-                None  # it is of another run, or of a part that is not kept; then it is read again, and compared
-            )
+            self._current = None  # of another run, or no longer in memory; it is read again, and compared
         return place
 
     def known(self, state: State) -> int | None:

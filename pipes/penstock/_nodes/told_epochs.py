@@ -39,6 +39,7 @@ class ToldEpochs:
         self._objects += [data for node in nodes for data in node.watched]
         self._refused: list[Any] = []  # those that have raised
         self._told: int | None = None  # the samplers were told last; None: nothing yet
+        self._is_due = False  # the data is still to be told an epoch that was asked of the loader
         self._once = Once()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -68,12 +69,12 @@ class ToldEpochs:
 
     def demand(self, epoch: int) -> None:
         """``epoch`` was asked of the loader, or a state in it was loaded: tell all samplers, which answers the user's
-        earlier calls.
+        earlier calls. The data is told when that epoch begins, because it may be read for another one now.
         """
         for sampler in self._samplers:
             self._tell(sampler, epoch)
         self.answer()
-        self._tell_data(epoch)
+        self._told, self._is_due = epoch, True
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins: tell the samplers that keep another number that was told by a loader, after a loop that was
@@ -93,8 +94,9 @@ class ToldEpochs:
                     type(sampler).__name__,
                     epoch,
                 )
-
         self._refused = []
+        if self._is_due:
+            self._tell_data(epoch)
         holds = [node.settle(epoch) for node in self._nodes]
         return all(holds)
 
@@ -103,7 +105,7 @@ class ToldEpochs:
             for node in self._nodes:
                 with suppress_own():
                     node.tell(epoch)
-        self._told = epoch
+        self._told, self._is_due = epoch, False
 
     def _tell(self, sampler: Any, epoch: int) -> None:
         with neutral_modes():
