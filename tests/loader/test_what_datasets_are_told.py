@@ -178,6 +178,26 @@ def test_parts_that_nobody_tells_are_told(how: str) -> None:
             assert [{value // 1000 for value in plain(loader)} for _ in range(4)] == [{0}, {1}, {2}, {3}]
 
 
+@pytest.mark.filterwarnings("ignore:WrapperStream has no state_dict")
+@pytest.mark.parametrize("how", ["inline", "threads", "lanes"])
+def test_a_part_that_keeps_no_number_is_resumed(how: str) -> None:
+    """Seen to fail: it was in epoch 0 after a resume in epoch 3."""
+
+    class Hides(Stream):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = 10 * epoch
+
+    with Loader.from_dataset(WrapperStream(part=Hides()), 2, **METHODS[how]) as loader:
+        loader.set_epoch(3)
+        batches = iter(loader)
+        next(batches)
+        state, rest = loader.state_dict(), plain(batches)
+        assert {value // 1000 for value in rest} == {30}
+    with Loader.from_dataset(WrapperStream(part=Hides()), 2, **METHODS[how]) as loader:
+        loader.load_state_dict(state)
+        assert plain(loader) == rest
+
+
 def test_what_below_a_part_has_a_set_epoch_is_its_own_business() -> None:
     class Outer(Part):
         def __init__(self) -> None:

@@ -26,6 +26,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 import penstock
 from penstock import Loader, StateError
+from penstock._nodes import sampler_reading
 from penstock.nodes import Batcher, Cycler, IterableSource, ParallelMapper, Prefetcher, SamplerWrapper, Sharder
 from penstock.testing import Tagged
 
@@ -418,6 +419,32 @@ def test_what_an_object_makes_of_the_number_is_no_call():
     for sampler in (Clipped(), OfTheClass()):
         with Loader.from_dataset(Tagged(N), 4, sampler=sampler, num_workers=2, method="thread") as loader:
             assert [values(loader)[0] // 1000 for _ in range(7)] == [*range(7)]
+
+
+@pytest.mark.parametrize("how", ["inline", "threads", "in blocks"])
+@pytest.mark.parametrize("kind", [Epochs, Derived])
+def test_a_request_inside_an_epoch_moves_no_sampler(kind, how, monkeypatch):
+    """It counts for the next epoch, whether the sampler keeps its number or not. Seen to fail: the rest of the epoch
+    was that of the other one; the next epoch was the one that comes anyway."""
+
+    class InBlocks(kind):
+        __len__ = None
+
+        def __iter__(self):
+            return ((k + (self.epoch if kind is Epochs else self.shift)) % N for k in range(N))
+
+    monkeypatch.setattr(sampler_reading, "CHUNK", 4)
+    first = 0 if kind is Epochs else 70
+    sampler = InBlocks() if how == "in blocks" else kind()
+    with Loader.from_dataset(range(N), 4, sampler=sampler, **METHODS.get(how, {})) as loader:
+        for whole in (True, False):
+            batches = iter(loader)
+            read = next(batches).tolist()
+            shift = first + loader.epoch
+            loader.set_epoch(loader.epoch + 5)
+            read += [value for batch in (batches if whole else ()) for value in batch.tolist()]
+            assert read == [(k + shift) % N for k in range(N if whole else 4)]
+            assert values(loader) == [(k + shift + 5) % N for k in range(N)]
 
 
 def test_two_loaders_may_share_a_sampler():

@@ -215,6 +215,10 @@ class EpochCursor:
         """Whether a loaded state or a requested epoch decides the next start."""
         return self.pending or self._requested is not None
 
+    def following(self, epoch: int) -> int:
+        """The epoch that a loop begins after the end of ``epoch``."""
+        return epoch_of(self.bound_for(None)) if self.is_told else epoch + 1
+
     def bound_for(self, asked: int | None) -> State:
         """Where the next `start` leads, if an epoch is requested, or ``asked`` of an object of the user's.
 

@@ -163,7 +163,7 @@ class GraphReader(Generic[T]):
         """See `EpochCursor.end_epoch`."""
         if ended := self.cursor.end_epoch():
             self._asked_for = None
-            self._told.tell(epoch_of(self.cursor.state))
+            self._told.tell(self.cursor.following(epoch_of(self.cursor.state) - 1))
         return ended
 
     def _answer(self) -> None:
@@ -174,7 +174,7 @@ class GraphReader(Generic[T]):
     def _demand(self, epoch: int) -> None:
         """Whatever was said before, ``epoch`` comes next."""
         self._asked_for = None
-        self._told.demand(epoch)
+        self._told.demand(epoch, is_read=self.cursor.begun and self.cursor.remaining is None)
 
     def load(self, state: State) -> None:
         """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
@@ -270,7 +270,7 @@ class GraphReader(Generic[T]):
             if not self._is_answered:
                 self._answer()
             self._asked_for = None
-            self._told.tell(epoch + 1)
+            self._told.tell(cursor.following(epoch) if ended else epoch + 1)
             if self._changes is not None:
                 self._changes.ended()
             if ended:

@@ -308,10 +308,8 @@ class SamplerWrapper(FirstNode[Any]):
 
     def _copied(self, epoch: int) -> SamplerEpoch | None:
         """``epoch`` from a copy; None if there is none, or if it could yield something else."""
-        if self._remembers:
-            return None
         with neutral_modes():
-            other = copied(self.sampler)
+            other = None if self._remembers else copied(self.sampler)
         return None if other is None else self._reader_of(other)(PlanRequest(epoch))
 
     def _reader_of(self, copy: Any) -> SamplerCopy:
@@ -334,7 +332,6 @@ class SamplerWrapper(FirstNode[Any]):
         return found
 
     def _open(self, epoch: int) -> SamplerEpoch:
-        name = type(self.sampler).__name__
         with neutral_modes():
             reading = Reading(
                 self.sampler,
@@ -345,7 +342,7 @@ class SamplerWrapper(FirstNode[Any]):
                 draws=True,
                 tells=not self._is_begun,
             )
-        return SamplerEpoch(reading, name)
+        return SamplerEpoch(reading, type(self.sampler).__name__)
 
     def _length(self, epoch: int) -> int | None:
         """What the sampler says about its length, from a copy that is told ``epoch``, because the length may depend on

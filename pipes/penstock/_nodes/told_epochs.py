@@ -3,7 +3,8 @@
 Samplers are told which epoch comes next at the end of an epoch, when a state is loaded, and when an epoch is requested
 of the loader; not when an epoch begins. So what the user then tells them is the last word, and nobody has to hear it.
 If an object keeps the number in an attribute ``epoch``, another number there than we have told it is a request, like
-`Loader.set_epoch`. The user's data is told in the same way, and where it is read, if that is elsewhere.
+`Loader.set_epoch`. The user's data is told at the end of an epoch too, a requested epoch when that begins, and in each
+worker with its tasks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ToldEpochs:
         self._samplers = [sampler for node in nodes for sampler in node.told]
         self._objects = [one for sampler in self._samplers for one in told_by(sampler)]
         self._objects += [data for node in nodes for data in node.watched]
-        self._refused: list[Any] = []  # those that have raised
+        self._untold: list[Any] = []  # samplers that are told when the next epoch begins
         self._told: int | None = None  # the samplers were told last; None: nothing yet
         self._is_due = False  # the data is still to be told an epoch that was asked of the loader
         self._once = Once()
@@ -59,19 +60,23 @@ class ToldEpochs:
         """An epoch is over: tell the samplers that ``epoch`` comes next, but for those that the user has told another
         one since. What the user then tells them counts. One that raises is told again if that epoch begins.
         """
-        self._refused = [*self._samplers]
+        self._untold = [*self._samplers]
         for sampler in self._samplers:
             with suppress_own():  # perhaps there is no such epoch
                 if all(asked(each) is None for each in told_by(sampler)):
                     self._tell(sampler, epoch)
-                self._refused.remove(sampler)
+                self._untold.remove(sampler)
         self._tell_data(epoch)
 
-    def demand(self, epoch: int) -> None:
+    def demand(self, epoch: int, *, is_read: bool) -> None:
         """``epoch`` was asked of the loader, or a state in it was loaded: tell all samplers, which answers the user's
-        earlier calls. The data is told when that epoch begins, because it may be read for another one now.
+        earlier calls.
+
+        What may be read for another epoch now is told when that one begins: the data, and if one ``is_read`` in blocks,
+        the samplers.
         """
-        for sampler in self._samplers:
+        self._untold = [*self._samplers] if is_read else []
+        for sampler in self._samplers if not is_read else ():
             self._tell(sampler, epoch)
         self.answer()
         self._told, self._is_due = epoch, True
@@ -84,7 +89,8 @@ class ToldEpochs:
         """
         for sampler in self._samplers:
             told = told_by(sampler)
-            if sampler in self._refused or any(follows(each) and number_of(each) != epoch for each in told):
+            due = sampler in self._untold and all(asked(each) is None for each in told)
+            if due or any(follows(each) and number_of(each) != epoch for each in told):
                 self._tell(sampler, epoch)
             elif self._told != epoch != 0 and told and not any(map(keeps, told)) and self._once(type(sampler)):
                 log.info(
@@ -94,7 +100,7 @@ class ToldEpochs:
                     type(sampler).__name__,
                     epoch,
                 )
-        self._refused = []
+        self._untold = []
         if self._is_due:
             self._tell_data(epoch)
         holds = [node.settle(epoch) for node in self._nodes]
