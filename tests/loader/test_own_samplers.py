@@ -11,7 +11,7 @@ from itertools import count, islice, product
 import pytest
 import torch
 from pairwise import by_turns, mostly_soak
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
 import penstock
 from penstock import GraphError, Loader, StateMismatch
@@ -347,6 +347,40 @@ def test_an_interrupt_moves_no_sampler_that_remembers():
             next(iter(loader))
         assert list(loader) == [200, 201, 202, 203]
         assert list(loader) == [300, 301, 302, 303]
+
+
+def test_after_an_interrupt_a_sampler_is_what_it_is_then():
+    """Seen to fail: a change after Ctrl-C in the first batch came an epoch late."""
+
+    class Interrupted:
+        strikes = 0
+
+        def __getitem__(self, index):
+            if self.strikes:
+                self.strikes -= 1
+                raise KeyboardInterrupt
+            return index
+
+    class Told:
+        order = (0, 1, 2, 3)
+
+        def set_epoch(self, epoch):
+            pass
+
+        def __iter__(self):
+            return iter(self.order)
+
+    data, told, weighted = Interrupted(), Told(), WeightedRandomSampler([1.0, 0.0], 4)
+    for sampler, change in (
+        (told, lambda: setattr(told, "order", (3, 2, 1, 0))),
+        (weighted, lambda: setattr(weighted, "weights", torch.tensor([0.0, 1.0]))),
+    ):
+        with Loader.from_dataset(data, None, sampler=sampler) as loader:
+            before, data.strikes = list(loader), 1
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(loader))
+            change()
+            assert list(loader) == ([3, 2, 1, 0] if sampler is told else [1, 1, 1, 1]) != before
 
 
 def test_a_refresh_between_two_epochs_moves_no_sampler_that_remembers():

@@ -391,7 +391,7 @@ class GraphReader(Generic[T]):
         place = place_of(state)
         if place is None or place[1] is None:  # only the marker is left
             return True
-        if state == self._asked_for:  # and the next that asked for it was interrupted
+        if state == self._asked_for and self.positions.first.begins_once:  # the next that asked for it was interrupted
             return True
         for check in self.checks:
             check.began(state, jumped=self._jumped)

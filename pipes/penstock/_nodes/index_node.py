@@ -220,6 +220,7 @@ class FirstNode(IndexNode[T]):
     grain = 0  # see `PlainOrder`
     skips: Skips | None = None  # what is passed over; None if its samples cannot be counted since the start of training
     why_ranks_differ: str | None = None  # see `PlainOrder`
+    begins_once = False  # whether an epoch that is begun twice may come as another one
     has_workers = False  # whether worker threads or processes are downstream
 
     def __init__(self, facts: Facts) -> None:

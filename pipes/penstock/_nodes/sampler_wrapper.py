@@ -108,6 +108,8 @@ class SamplerWrapper(FirstNode[Any]):
         self._own = split == "own"
         self._infinite = infinite
         self._is_torchs = owns_its_randomness(sampler)
+        # else an epoch may depend on those that the sampler has yielded before
+        self.begins_once = not (self._is_torchs or plan_ahead or told_by(sampler))
         self._is_sized = True  # false once an epoch had another length than the sampler says
         self._lengths: dict[int, int | None] = {}  # what it says for each of the last epochs that were asked for
         self._once = Once()
@@ -158,6 +160,7 @@ class SamplerWrapper(FirstNode[Any]):
                     "on nothing but its set_epoch, pass plan_ahead=True; an order (order=) needs no declaration.",
                     type(self.sampler).__name__,
                 )
+            return known is None or known.epoch != epoch
         return True
 
     def start(self, epoch: int, after: State | None = None) -> State:
@@ -263,11 +266,6 @@ class SamplerWrapper(FirstNode[Any]):
 
     # Reading the sampler.
 
-    @property
-    def _remembers(self) -> bool:
-        """Whether an epoch may depend on the epochs that the sampler has yielded before."""
-        return not (self._is_torchs or self.plan_ahead or told_by(self.sampler))
-
     def _of(self, epoch: int) -> SamplerEpoch | None:
         """What was read of ``epoch``."""
         return current if (current := self._current) is not None and current.epoch == epoch else None
@@ -309,7 +307,7 @@ class SamplerWrapper(FirstNode[Any]):
     def _copied(self, epoch: int) -> SamplerEpoch | None:
         """``epoch`` from a copy; None if there is none, or if it could yield something else."""
         with neutral_modes():
-            other = None if self._remembers else copied(self.sampler)
+            other = None if self.begins_once else copied(self.sampler)
         return None if other is None else self._reader_of(other)(PlanRequest(epoch))
 
     def _reader_of(self, copy: Any) -> SamplerCopy:
@@ -319,13 +317,13 @@ class SamplerWrapper(FirstNode[Any]):
         """Read ``epoch`` of the user's own sampler, which was told it."""
         if self._current is not None:
             self._current.close()
-        if self._remembers and epoch < self._next:
+        if self.begins_once and epoch < self._next:
             log.warning(
                 "%s may remember what it has yielded, and cannot be moved back, so epoch %d is what it yields next. "
                 "Give it a set_epoch, or load the state into a new loader over a new sampler.",
                 *(type(self.sampler).__name__, epoch),
             )
-        for earlier in range(self._next, epoch if self._remembers else 0):
+        for earlier in range(self._next, epoch if self.begins_once else 0):
             self._open(earlier).replay()
         found = self._open(epoch)
         self._next = epoch + 1
