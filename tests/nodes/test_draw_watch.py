@@ -7,6 +7,7 @@ Each batch sleeps a little, as if it were read from a disk, so that the loop wai
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 import warnings
@@ -247,9 +248,11 @@ def test_another_thread_is_named_too():
         while not found:  # on a busy machine the thread may not have drawn while the loop waited
             found = said_by(loaded(Numbers()), 2)
         (said,) = found
-        assert said.startswith(
-            "Numbers.__getitem__, or another thread of your program (logger), drew from the global random numbers in "
-            "worker threads ("
+        # among those that are there already, as fsspec's once it has been imported
+        assert re.match(
+            r"Numbers\.__getitem__, or another thread of your program \((.+, )?logger(, .+)?\), drew from the global "
+            r"random numbers in worker threads \(",
+            said,
         )
     finally:
         end.set()
