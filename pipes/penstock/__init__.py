@@ -19,6 +19,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     _datasets      our own datasets: Cached and Resident are read once, Mix mixes several; what one pass over a dataset
                    finds
     _loader        Loader: where an iterator starts, the saved state, the graph of from_dataset
+    _changing      what a run changes while it runs: data that grow, weights, ranges to skip, sizes of batches
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, plots
     _nodes         the node contract, and one file per node
     _streams       data in shards: which are open, and where each record is; independent of formats
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from penstock import orders as orders
     from penstock import statistics as statistics
     from penstock import testing as testing
+    from penstock._changing.ramp import Ramp
     from penstock._datasets.cached import Cached
     from penstock._datasets.filtered import filtered
     from penstock._datasets.lengths import lengths
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
     from penstock._random.buckets import Buckets
     from penstock._random.grouping import Packs
     from penstock._random.rng_state import get_rng_state, set_rng_state
-    from penstock._random.schedules import Ramp
     from penstock._streams.pack_step import Pack
     from penstock._streams.shards import Shards
     from penstock._streams.steps import Filter, Shuffle
@@ -136,7 +137,7 @@ _HOMES = {
     "_random.batch_rng": ("BatchRng",),
     "_random.buckets": ("Buckets",),
     "_random.grouping": ("Packs",),
-    "_random.schedules": ("Ramp",),
+    "_changing.ramp": ("Ramp",),
     "_random.rng_state": ("get_rng_state", "set_rng_state"),
     "_streams.pack_step": ("Pack",),
     "_streams.shards": ("Shards",),

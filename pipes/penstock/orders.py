@@ -8,8 +8,8 @@ from penstock._random.order import Order as Order
 from penstock._random.orders import SequentialOrder as SequentialOrder
 from penstock._random.orders import ShuffledOrder as ShuffledOrder
 from penstock._random.orders import TorchOrder as TorchOrder
-from penstock._random.orders import WeightedOrder as WeightedOrder
 from penstock._random.shard_order import ShardOrder as ShardOrder
 from penstock._random.sliding_order import SlidingOrder as SlidingOrder
+from penstock._random.weighted_order import WeightedOrder as WeightedOrder
 
 __all__ = ["Order", "SequentialOrder", "ShardOrder", "ShuffledOrder", "SlidingOrder", "TorchOrder", "WeightedOrder"]

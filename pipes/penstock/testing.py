@@ -24,7 +24,7 @@ from penstock._loader.state_dict import differences
 from penstock._nodes.index_node import index_of, left_at
 from penstock._nodes.node import EndOfEpoch, Node, epoch_of, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.sharder import downstream_of_sharder, users
+from penstock._nodes.rank_checks import downstream_of_sharder, users
 from penstock._random.global_rng import global_states, put_globals, seed_globals
 
 if TYPE_CHECKING:

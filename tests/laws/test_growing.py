@@ -21,8 +21,8 @@ from torch.utils.data import Subset
 
 import penstock
 from penstock import GraphError, Loader, Mix, Shards, StateError, StateMismatch, Stream, formats, nodes
+from penstock._changing.run_changes import skipping
 from penstock._loader import loader as roof
-from penstock._loader.run_changes import skipping
 from penstock._random import growth
 from penstock._streams import sharded, stream
 from penstock.orders import SequentialOrder, ShuffledOrder

@@ -213,10 +213,10 @@ class Least(FirstNode[Any]):
 
 def test_what_a_first_node_says_by_default() -> None:
     node = Least()
-    assert (node.first, node.settings_at(0, None), node.changes(), node.choices(), node.note({})) == (
+    assert (node.first, node.settings_at(0, None), node.changing, node.choices(), node.note({})) == (
         node,
         {},
-        {},
+        None,
         {},
         (),
     )
@@ -225,11 +225,8 @@ def test_what_a_first_node_says_by_default() -> None:
     assert type("Noted", (Least,), {"note": lambda self, place: (1,)})().has_notes is True
     assert (node.claimed(3), Least(unknown=True).claimed(3), Least(unknown=True).sized()) == (8, None, False)
     assert Least(carries_over_epochs=True).looks_back is True
-    node.adopt({})
     place = {"epoch": 1, "position": 2}
     assert node.seek(place) is place
-    with pytest.raises(ValueError, match="^a Least cannot change what comes.$"):
-        node.adopt({"x": 1})
     with pytest.raises(GraphError, match="^Least has no empty items$"):
         node.absent(Nothing(0, 0))
     with pytest.raises(GraphError, match="^Least does not count the samples since the start of training$"):

@@ -15,18 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock import GraphError, Loader, Packs, StateError, StateMismatch
+from penstock._fetch.indices import joined
 from penstock._nodes.balance import Costs, together
 from penstock._nodes.balance import dealt as by_cost
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import fields
-from penstock._nodes.sharder import (
-    _joined,
-    downstream_of_sharder,
-    ranks_of,
-    refuse_uneven_ranks,
-    users,
-    warn_if_all_read_everything,
-)
+from penstock._nodes.rank_checks import downstream_of_sharder, refuse_uneven_ranks, users, warn_if_all_read_everything
+from penstock._nodes.sharder import ranks_of
 from penstock.nodes import Batcher, Cycler, EndOfEpoch, Indices, IterableSource, Node, Prefetcher, Sampler, Sharder
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
@@ -673,13 +668,13 @@ def test_items_of_any_kind_are_joined():
     one, other = (
         Indices(3, np.array(positions), np.array(values)) for positions, values in (([1, 2], [5, 6]), ([4], [7]))
     )
-    joined = _joined(one, other)
-    assert (joined, type(joined.values)) == (Indices(3, np.array([1, 2, 4]), np.array([5, 6, 7])), np.ndarray)
-    listed = _joined(Indices(3, np.array([1]), ["a"]), Indices(3, np.array([4]), ["b"]))
+    both = joined(one, other)
+    assert (both, type(both.values)) == (Indices(3, np.array([1, 2, 4]), np.array([5, 6, 7])), np.ndarray)
+    listed = joined(Indices(3, np.array([1]), ["a"]), Indices(3, np.array([4]), ["b"]))
     assert (listed.positions.tolist(), listed.values) == ([1, 4], ["a", "b"])
-    assert _joined(one, []) is one
-    assert _joined([1], [2]) == [1, 2]
-    assert [item.values for item in _joined(one, [other[0]])] == [5, 6, 7]
+    assert joined(one, []) is one
+    assert joined([1], [2]) == [1, 2]
+    assert [item.values for item in joined(one, [other[0]])] == [5, 6, 7]
 
 
 def test_members_are_those_of_the_group(monkeypatch):

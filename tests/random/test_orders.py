@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock._random import orders, permutation
-from penstock._random.orders import LONGEST, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._random import permutation, weighted_order
+from penstock._random.orders import LONGEST, ShuffledOrder, TorchOrder
 from penstock._random.permutation import SHORT, by_group, stable_argsort
+from penstock._random.weighted_order import WeightedOrder
 
 SOUND = 5.0
 SEEDS = st.integers(0, 2**63 - 1)
@@ -156,7 +157,7 @@ class TestWeightedOrder:
     @pytest.mark.parametrize("word", [0, 2**64 - 1])
     def test_never_draws_a_weight_of_zero(self, monkeypatch, word):
         """At both ends of the uniform numbers. Seen to fail: ``side="left"``."""
-        monkeypatch.setattr(orders, "splitmix64_stream", lambda counter, *_: np.full_like(counter, word))
+        monkeypatch.setattr(weighted_order, "splitmix64_stream", lambda counter, *_: np.full_like(counter, word))
         for weights in ([0, 0.1, 0.2, 0], [0, 1e-300, 0], [0, 0, 1e308, 1e308, 0]):
             drawn = WeightedOrder(weights, 3).indices(0, np.arange(3))
             assert (np.array(weights)[drawn] > 0).all()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Ramp
-from penstock._random.schedules import Skips
+from penstock._changing.skipping import Skips
 
 
 def test_a_ramp_knows_the_stage_of_each_sample():

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 
 from penstock._arguments import cut
+from penstock._changing.run_changes import skipping
 from penstock._errors import StateError
 from penstock._loader import ledger
-from penstock._loader.run_changes import skipping
 from penstock._loader.state_dict import KEY, parsed
 
 if TYPE_CHECKING:

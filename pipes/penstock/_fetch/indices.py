@@ -104,6 +104,20 @@ def pack(items: Sequence[Any]) -> Any:
     )
 
 
+def joined(items: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
+    """Items of the index level, and ``more`` behind them."""
+    if not len(more):
+        return items
+    if isinstance(items, Indices) and isinstance(more, Indices):
+        values = [*items.plain(), *more.plain()]
+        return Indices(
+            items.epoch,
+            np.append(items.positions, more.positions),
+            np.array(values) if isinstance(items.values, np.ndarray) else values,
+        )
+    return [*items, *more]
+
+
 @final
 class Nothing:
     """The value of an index at which the worker found nothing: its source could not know that the epoch ends before it.

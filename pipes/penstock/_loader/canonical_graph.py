@@ -16,12 +16,11 @@ from penstock._fetch.fetch import Fetch, IdentityDataset
 from penstock._fetch.torch_collate import has_registered
 from penstock._loader.built_again import unseeded
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
-from penstock._loader.together import Asked, Shares, check_order, check_together, is_buckets
+from penstock._loader.together import Asked, Shares, check_order, check_together, is_buckets, is_ramp
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.balance import Costs
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.growing_sampler import growing
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import TypeVar
 
+    from penstock._changing.ramp import Ramp
     from penstock._fetch.error_policy import OnError
     from penstock._loader.loader import Loader
     from penstock._nodes.tails import Tail
     from penstock._random.buckets import Buckets
     from penstock._random.grouping import Packs
     from penstock._random.order import Order
-    from penstock._random.schedules import Ramp
     from penstock._workers.pool import StartMethod
 
     Batch = TypeVar("Batch", default=Any)
@@ -339,6 +338,8 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
     if asked.given is not None:
         return _sampled(asked, shares)
     if facts.grows and facts.lanes is None:
+        from penstock._changing.growing_sampler import growing
+
         source = growing(facts, shuffle=asked.shuffle, seed=asked.seed)
         if shares.costs is not None:
             facts.read_by_all()
@@ -350,7 +351,7 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
         order = asked.order
         check_order(order, facts)
     if asked.groups is None and shares.costs is None:
-        return Sampler(order, asked.skip), shares
+        return _skipping(order, asked.skip), shares
     if isinstance(order, ContinuingOrder):
         what, remedy = ("groups", ", and pack with the penstock.Pack step") if shares.costs is None else ("balance", "")
         raise ValueError(
@@ -359,7 +360,7 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
         )
     facts.read_by_all()
     if asked.groups is None:
-        return Sampler(order, asked.skip), shares
+        return _skipping(order, asked.skip), shares
     if is_buckets(asked.groups) and asked.groups.keys is not None:
         from penstock._nodes.key_grouper import KeyGrouper
 
@@ -368,6 +369,15 @@ def _source_of(facts: DatasetFacts, asked: Asked, shares: Shares, seed_global_rn
 
     batch_size = None if is_buckets(asked.groups) else shares.batch_size
     return Grouper(order, asked.groups), shares._replace(batch_size=batch_size, tail=shares.tail or "drop")
+
+
+def _skipping(order: Order, ranges: Any) -> Sampler:
+    sampler = Sampler(order)
+    if ranges:
+        from penstock._changing.skipping import skip
+
+        skip(sampler, ranges)
+    return sampler
 
 
 def _stream(facts: DatasetFacts, seed: int, split: Any, seed_global_rngs: bool) -> Node[Any]:
@@ -423,7 +433,10 @@ def _dealt(source: Node[Any], shares: Shares, facts: DatasetFacts) -> Node[Any]:
         Cycler(source), shares.rank, shares.world_size, mesh=shares.mesh, split=split, tail=tail, balance=shares.costs
     )
     node.has_no_choice = facts.is_read_in_lanes
-    return node if shares.batch_size is None else Batcher(node, shares.batch_size, shares.drop_last)
+    size: Any = shares.batch_size
+    if size is None:
+        return node
+    return size.batched(node, shares.drop_last) if is_ramp(size) else Batcher(node, size, shares.drop_last)
 
 
 def _map_fn(facts: DatasetFacts, groups: Any, batch_size: Any, collate_fn: Any, transform: Any) -> Callable[[Any], Any]:

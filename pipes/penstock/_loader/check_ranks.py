@@ -13,8 +13,9 @@ import torch.distributed
 from penstock._errors import GraphError, StateMismatch
 from penstock._loader.rank_notes import dealt_twice
 from penstock._nodes.node import place_of
+from penstock._nodes.rank_checks import users
 from penstock._nodes.sampler_wrapper import SamplerWrapper
-from penstock._nodes.sharder import ranks_of, users
+from penstock._nodes.sharder import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

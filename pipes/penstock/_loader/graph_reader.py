@@ -24,8 +24,9 @@ from penstock._nodes.index_node import IndexNode
 from penstock._nodes.loop_changes import LoopChanges
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._nodes.rank_checks import refuse_uneven_ranks
 from penstock._nodes.reader_node import ReaderNode
-from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
+from penstock._nodes.sharder import Sharder
 from penstock._nodes.told_epochs import ToldEpochs
 from penstock._random.orders import Forgotten
 from penstock._workers.lifetime import process

@@ -14,6 +14,8 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -27,13 +29,13 @@ from penstock._loader.dataloader_words import EpochView, check_epoch, check_root
 from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.positions import Positions
-from penstock._loader.run_changes import RunChanges
 from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
 from penstock._loader.title import title
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node, epoch_of
-from penstock._nodes.sharder import ranks_of, warn_if_all_read_everything
+from penstock._nodes.rank_checks import warn_if_all_read_everything
+from penstock._nodes.sharder import ranks_of
 from penstock._observe.loop_clock import LoopClock
 from penstock._workers.lane_info import LaneInfo
 from penstock._workers.lifetime import PATIENCE_S, closing_within
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from penstock._changing.run_changes import RunChanges
     from penstock._fetch.indices import Indices
     from penstock._nodes.graph import Graph
     from penstock._statistics import LoaderStatistics
@@ -116,7 +119,6 @@ class Loader(FromDataset, Generic[T]):
         self._settings: dict[str, Any] | None = None
         self._said: tuple[int, int | None] = (-1, None)  # the last epoch of which the length was asked, and the answer
         self._runs = Runs(self._reader)
-        self._changes = RunChanges(self._reader)
         self._unseeded: str | None = None  # where it was built, if it shuffles with the default seed
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
@@ -367,7 +369,7 @@ class Loader(FromDataset, Generic[T]):
         try:
             endless = {"infinite": True} if self._infinite else {}
             settings = self._settings_at(state)
-            whole = {"format": FORMAT, **endless, "settings": settings, "state": state, **self._changes.saved()}
+            whole = {"format": FORMAT, **endless, "settings": settings, "state": state, **self._saved_changes()}
             return {KEY: json.dumps(whole, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
@@ -400,13 +402,15 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._runs.roll_back()
         state = parsed(state_dict)
-        with self._changes.adopted(self._changes.of(state), strict=strict is not False) as refused:
+        may_change = "changes" in state or self._reader.positions.first.changing is not None
+        adopted = self._changes.adopted(state, strict=strict is not False) if may_change else nullcontext(list[str]())
+        with adopted as refused:
             changed = [*refused, *changes(state["settings"], self._settings_at(state["state"]))]
             if changed and strict is not False:
                 way = "" if strict is None else ", or pass strict=False to start the next epoch under the new ones"
                 raise StateMismatch(
                     f"this state was saved under other settings: {'; '.join(changed)}. Load it with the settings it "
-                    f"was saved under{way}.{self._changes.told(state['state'])}"
+                    f"was saved under{way}.{self._changes.told(state['state']) if may_change else ''}"
                 )
             if changed:
                 inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
@@ -414,7 +418,8 @@ class Loader(FromDataset, Generic[T]):
             else:
                 inner = state["state"]
                 self.root.check(inner)
-            self._changes.resume_at(inner)
+            if may_change:
+                self._changes.resume_at(inner)
         self._reader.load(inner)
         self._said = -1, None  # there may be other ranks now
         self._runs.end()
@@ -443,6 +448,15 @@ class Loader(FromDataset, Generic[T]):
         self._reader.commits.commit(n, self._reader.cursor.state)
 
     # Changing the run.
+
+    @cached_property
+    def _changes(self) -> RunChanges:
+        from penstock._changing.run_changes import RunChanges
+
+        return RunChanges(self._reader)
+
+    def _saved_changes(self) -> dict[str, Any]:
+        return {} if self._reader.positions.first.changing is None else self._changes.saved()
 
     def reweight(self, weights: Mapping[str, Any], at: int | None = None) -> int:
         """Give the sources of a `Mix` other weights from a later sample on, as a stage that starts there would.

@@ -85,11 +85,10 @@ class Positions:
 
     def skipped(self, before: State, after: State) -> bool:
         """Whether samples between two states are passed over by ``skip``."""
-        first: Any = self.first
-        if first.skips is None or not first.skips.ranges:
+        if (skipping := self.first.skipping) is None:
             return False
-        begin, end = (first.passed((place_of(state) or (0, None))[1]) for state in (before, after))
-        return bool(first.skips.touch(begin, end))
+        places: list[Any] = [(place_of(state) or (0, None))[1] for state in (before, after)]
+        return bool(skipping.skips.touch(*map(self.first.passed, places)))
 
     def remedy(self, epoch: int) -> str:
         """What to do about ``epoch``, which yields nothing on this rank."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 from penstock._nodes.tails import repeats
-from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
-from penstock._random.schedules import Ramp
+from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder
+from penstock._random.weighted_order import WeightedOrder
 
 if TYPE_CHECKING:
+    from penstock._changing.ramp import Ramp
     from penstock._fetch.dataset_facts import DatasetFacts
     from penstock._nodes.balance import Costs
     from penstock._nodes.tails import Tail
@@ -232,7 +233,7 @@ def _check_balance(costs: Costs, facts: DatasetFacts, asked: Asked, shares: Shar
             f"with batch_size={shares.batch_size} each rank gets one sample, whatever it costs, so balance changes "
             f"nothing. Raise batch_size, or leave balance out."
         )
-    if asked.skip or isinstance(shares.batch_size, Ramp):
+    if asked.skip or is_ramp(shares.batch_size):
         word = f"skip={asked.skip!r:.80}" if asked.skip else f"batch_size={shares.batch_size!r:.80}"
         raise ValueError(
             f"balance deals rounds of one size, one after the other, but {word} changes them. Leave one of the two out."
@@ -272,6 +273,11 @@ def check_order(order: Order, facts: DatasetFacts) -> None:
             f"{type(order).__name__} has {len(order)} positions, but {facts.name} has {items} samples. Build it with "
             f"len(dataset)."
         )
+
+
+def is_ramp(batch_size: int | Ramp | None) -> bool:
+    """Whether batches differ in size, by their sample."""
+    return hasattr(batch_size, "batched")
 
 
 def is_buckets(groups: Packs | Buckets | None) -> TypeGuard[Buckets]:

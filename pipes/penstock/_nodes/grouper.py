@@ -17,6 +17,7 @@ from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._nodes.sampler import Sampler
 from penstock._random.buckets import Buckets
+from penstock._random.changing import Fixed, begins_block
 from penstock._random.grouping import Packs
 
 if TYPE_CHECKING:
@@ -57,7 +58,13 @@ class Grouper(FirstNode[Indices]):
         self.order = order
         self.groups = groups
         self._indices = Sampler(order)
-        self.grain = self._indices.grain
+        self._planned_by = None if (changing := self._indices.changing) is None else changing.state
+        of_order = self._indices.changing
+        self.changing = (
+            Fixed(of_order.choices, "count=True counts the groups of whole epochs in advance")
+            if of_order and groups.count
+            else of_order
+        )
         self._blocks = -(-len(order) // groups.block)
         self._last: _Block | None = None  # the block that was read last
         self._ends: tuple[int, list[int]] = -1, []  # see `_ends_of`
@@ -158,22 +165,12 @@ class Grouper(FirstNode[Indices]):
             }
         return self._indices.settings_at(epoch, place)
 
-    def changes(self) -> dict[str, Any]:
-        return self._indices.changes()
-
-    def adopt(self, changes: dict[str, Any]) -> None:
-        if "skip" in changes or (changes and self.groups.count):
-            why = (
-                "count=True counts the groups of whole epochs in advance"
-                if self.groups.count
-                else "groups are made of whole blocks"
-            )
-            raise ValueError(f"{why}, so these changes are not possible.")
-        self._indices.adopt(changes)
+    def recompute(self) -> None:
+        self._indices.recompute()
         self._ends = -1, []
 
     def begin(self, place: State) -> bool:
-        self._indices.begin_block(place["epoch"], place["block"] + (place["taken"] > 0))
+        begins_block(self._indices.changing, self._planned_by, place["epoch"], place["block"] + (place["taken"] > 0))
         return True
 
     def passed(self, place: State) -> int:

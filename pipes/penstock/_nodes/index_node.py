@@ -16,7 +16,7 @@ method with a place, and nests the source's place under ``"source"``; `Cycler` i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
 
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock._fetch.indices import Nothing
     from penstock._nodes.balance import DealtTo
-    from penstock._random.schedules import Skips
+    from penstock._random.changing import Changing
 
 T = TypeVar("T", covariant=True)
 
@@ -209,6 +209,30 @@ class IndexNode(Node[T]):
         return self.start(epoch, after)
 
 
+class Around(Protocol):
+    """Reads around samples of training that no rank gets. Their positions count all the same."""
+
+    skips: Any
+
+    def left(self, place: State) -> int:
+        """See `IndexNode.left`."""
+
+    def touches(self, place: State, many: int) -> bool:
+        """Whether one of the next ``many`` positions is skipped."""
+
+    def read(self, place: State, many: int, every: int, first: int) -> tuple[Indices, State]:
+        """See `IndexNode.read`; ``many`` are those of all ranks."""
+
+    def positions(self, place: State, numbers: Any) -> Any:
+        """The positions of the samples ``numbers`` of the epoch of ``place``; those past its end stay past it."""
+
+    def wrapped(self, epoch: int, positions: Any) -> Any:
+        """The same positions in ``epoch``, and those past its end dealt once more from its start."""
+
+    def settings_before(self, sample: int) -> dict[str, Any]:
+        """The settings of a state at ``sample``."""
+
+
 class FirstNode(IndexNode[T]):
     """The source of indices, one epoch after another."""
 
@@ -217,8 +241,9 @@ class FirstNode(IndexNode[T]):
     compared = False  # whether `note` will be asked; set before anything is read
     has_indices = True  # whether its values are dataset indices, and not the data or the number of a batch
     dealt_to: DealtTo | None = None  # set by a `Sharder` that deals the items
-    grain = 0  # see `PlainOrder`
-    skips: Skips | None = None  # what is passed over; None if its samples cannot be counted since the start of training
+    run: int | None = None  # consecutive samples that stay together; None: `passed` is unknown, or of whole plans only
+    changing: Changing | None = None  # what a run may change
+    skipping: Around | None = None  # set if samples are skipped
     why_ranks_differ: str | None = None  # see `PlainOrder`
     begins_once = False  # whether an epoch that is begun twice may come as another one
     has_workers = False  # whether worker threads or processes are downstream
@@ -282,26 +307,8 @@ class FirstNode(IndexNode[T]):
         """
         return {}
 
-    def changes(self) -> dict[str, Any]:
-        """What the run itself has changed, as JSON for its state. Empty: nothing."""
-        return {}
-
-    def adopt(self, changes: dict[str, Any]) -> None:
-        """Have these changes, and no others. Nothing else reads the graph meanwhile.
-
-        Raises:
-            StateError: They are damaged.
-            ValueError: This source cannot have them.
-        """
-        if changes:
-            raise ValueError(f"a {type(self).__name__} cannot change what comes.")
-
-    def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """See `PlainOrder.presumed`."""
-        return {}
-
-    def resume_at(self, epoch: int, place: State | None) -> None:
-        """A run goes on at ``place`` of ``epoch``; None: at its end."""
+    def recompute(self) -> None:
+        """What was computed ahead is no longer valid: a run has changed what comes."""
 
     def passed(self, place: State) -> int:
         """The samples of training before ``place``, on all ranks together; more, if later ones are planned together
@@ -317,7 +324,7 @@ class FirstNode(IndexNode[T]):
 
     def choices(self) -> dict[str, Any]:
         """Settings that must match on every rank, and that a run may change; as in ``rank_settings``."""
-        return {}
+        return {} if self.changing is None else self.changing.choices()
 
     def state_is_per_rank(self) -> bool:
         """Whether a place is valid on one rank only."""

@@ -17,6 +17,7 @@ from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._nodes.sampler import Sampler
 from penstock._random.buckets import Buckets
+from penstock._random.changing import begins_block
 from penstock._random.keyed import KeyBlock, KeyRounds
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class KeyGrouper(FirstNode[Indices]):
         self.groups = groups
         self._keys = keys
         self._indices = Sampler(order)
+        self._planned_by = None if (changing := self._indices.changing) is None else changing.state
         self._blocks = -(-len(order) // groups.block)
         # in a thread, and an order may cache what it computes
         self._planner = _Planner(copy.deepcopy(order), groups.block, keys)
@@ -156,7 +158,7 @@ class KeyGrouper(FirstNode[Indices]):
         return self._indices.settings_at(epoch, place)
 
     def begin(self, place: State) -> bool:
-        self._indices.begin_block(place["epoch"], place["block"] + bool(place["rounds"]))
+        begins_block(self._indices.changing, self._planned_by, place["epoch"], place["block"] + bool(place["rounds"]))
         return True
 
     def choices(self) -> dict[str, Any]:

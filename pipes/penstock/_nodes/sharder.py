@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final, get_args
 
 import numpy as np
 
-from penstock._errors import GraphError, Once, StateMismatch
-from penstock._fetch.indices import Indices
+from penstock._errors import GraphError, Once
+from penstock._fetch.indices import Indices, joined
 from penstock._nodes.balance import Costs, DealtTo, dealt, together
 from penstock._nodes.index_node import IndexNode, index_of
-from penstock._nodes.node import as_node, epoch_of, fields, place_of
+from penstock._nodes.node import as_node, epoch_of, fields
+from penstock._nodes.own_shares import OwnShares, inner_of
 from penstock._nodes.ranks import Ranks
 from penstock._nodes.tails import Tail, check_tail, part, repeats, share
+from penstock._nodes.within import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +118,7 @@ class Sharder(IndexNode[T]):
         # "batches" leads to the same states as "items"
         settings = {"split": "items" if self._split == "batches" else self._split}
         super().__init__(node, settings=settings, rank_settings={"dealt": self._dealt, **costs})
+        self._shares = OwnShares(self.upstream, self._split == "own", self.ranks)
         if self._split in ("items", "batches"):
             self.first.dealt_to = DealtTo(self._ranks, self._costs)
 
@@ -130,10 +132,10 @@ class Sharder(IndexNode[T]):
 
     def start(self, epoch: int, after: State | None = None) -> State:
         place = self.upstream.start(epoch, after)
-        return place if after is None else self._owned(place)
+        return place if after is None else self._shares.owned(place)
 
     def left(self, place: State) -> int | None:
-        return super().left(_inner(place))
+        return super().left(inner_of(place))
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
         if every != 1:
@@ -143,8 +145,8 @@ class Sharder(IndexNode[T]):
         if world_size == 1:
             return source.read(place, n)
         if self._split == "own":
-            items, behind = source.read(_inner(place), n)
-            return items, self._owned(behind)
+            items, behind = source.read(inner_of(place), n)
+            return items, self._shares.owned(behind)
         if self.facts.sharded_by is None:
             raise GraphError(
                 self.first.who_deals.format(
@@ -153,7 +155,7 @@ class Sharder(IndexNode[T]):
             )
         if self._split == "within":
             items, behind = source.read(place, n)
-            return [self._places(batch, rank, world_size) for batch in items], behind
+            return [places_of(batch, rank, world_size) for batch in items], behind
         if self.facts.in_rounds:
             return source.read(place, n, world_size, rank)
         if epoch_of(place) != self._opened:
@@ -186,17 +188,17 @@ class Sharder(IndexNode[T]):
         return self._padded(place, items, again) if len(again) else items, behind
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
-        return self.upstream.peek(_inner(place), positions)
+        return self.upstream.peek(inner_of(place), positions)
 
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Any]:
         return self.upstream.at(epoch, positions, wraps=self._split in ("items", "batches") and self.tail == "pad")
 
     def skip(self, place: State) -> State:
-        return self._owned(self.upstream.skip(_inner(place)))
+        return self._shares.owned(self.upstream.skip(inner_of(place)))
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
-        marker, behind = self.upstream.over(_inner(place))
-        return marker, self._owned(behind)
+        marker, behind = self.upstream.over(inner_of(place))
+        return marker, self._shares.owned(behind)
 
     def check(self, state: Any) -> None:
         if isinstance(state, dict) and "world_size" in state:
@@ -206,9 +208,9 @@ class Sharder(IndexNode[T]):
     def seek(self, place: State) -> State:
         _, world_size = self._ranks.pin()
         self._opened = -1
-        place = self._owned(self.upstream.seek(self._checked_owner(place)))
+        place = self._shares.owned(self.upstream.seek(self._shares.checked(place)))
         if self._split == "own":
-            self._say_own(world_size)
+            self._shares.say()
         elif self.split != "within" and self.tail == "exact" and world_size > 1:
             log.info(
                 "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is "
@@ -257,52 +259,6 @@ class Sharder(IndexNode[T]):
         Changes nothing by itself.
         """
         self._ranks.forget()
-
-    def _owned(self, place: State) -> State:
-        """``place`` with its owner (world size and rank), if it has one."""
-        if self._split != "own":
-            return place
-        rank, world_size = self.ranks()
-        if world_size == 1 or self._anyones(place):
-            return place
-        return {"source": place, "world_size": world_size, **({"rank": rank} if self.first.state_is_per_rank() else {})}
-
-    def _anyones(self, place: State) -> bool:
-        """Whether ``place`` is the start or the end of an epoch, so that any rank may load it."""
-        epoch = epoch_of(place)
-        return place == self.upstream.start(epoch) or place == {"epoch": epoch, "source": None}
-
-    def _checked_owner(self, state: State) -> State:
-        """The source's state.
-
-        At the start of an epoch, a state of another rank loses the progress of that rank's source.
-
-        Raises:
-            StateMismatch: The state counts items of another rank's share, or of a share at another world size.
-        """
-        inner = _inner(state)
-        rank, world_size = self.ranks()
-        saved = state.get("rank", rank), state.get("world_size", 1)
-        own = self._split == "own"
-        owned = "world_size" in state or (own and not self._anyones(state))
-        if not owned or (own and saved == (rank, world_size)):
-            return inner
-        epoch, after = place_of(inner) or (0, None)
-        if after is not None and inner == self.upstream.start(epoch, after):
-            return self.upstream.start(epoch)
-        whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
-        raise StateMismatch(
-            f"this state was saved {whose} and counts the items of a share that the source made itself, but this is "
-            f"rank {rank} of {world_size}. Load {'the state that this rank saved' if 'rank' in state else 'it'} at the "
-            f"same world size, or load none and start another epoch with loader.set_epoch."
-        )
-
-    def _say_own(self, world_size: int) -> None:
-        if world_size > 1 and self.first.state_is_per_rank() and self._once("own"):
-            log.warning(
-                "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and "
-                "at this world size. Save the states of all ranks."
-            )
 
     def _open(self, place: State) -> None:
         """Check before each epoch that its items can be dealt, so that all ranks fail here instead of one rank at the
@@ -367,7 +323,7 @@ class Sharder(IndexNode[T]):
             return rest, behind
         numbers = dealt(costs.of(items), few, rank // apart)
         chosen = items[numbers] if isinstance(items, Indices) else [items[number] for number in numbers.tolist()]
-        return _joined(chosen, rest), behind
+        return joined(chosen, rest), behind
 
     def _padded(self, place: State, items: Sequence[T], again: np.ndarray) -> Sequence[T]:
         """``items`` plus those numbered ``again`` from the epoch's start, because the short last round has too few.
@@ -377,91 +333,10 @@ class Sharder(IndexNode[T]):
         """
         total = self.upstream.left(self.upstream.start(epoch_of(place)))
         assert total is not None
-        return _joined(items, self.upstream.peek(place, total + again))
-
-    def _places(self, batch: Any, rank: int, world_size: int) -> Any:
-        if isinstance(batch, Indices) and not batch.is_batch:
-            raise GraphError(
-                "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or in a "
-                "hand-built graph put the Batcher first."
-            )
-        if len(batch) % world_size:
-            raise ValueError(
-                f"split='within' needs batches that divide evenly, but {len(batch)} samples do not divide among "
-                f"{world_size} ranks. Use split='items'."
-            )
-        return batch[rank::world_size]
-
-
-def _joined(items: Sequence[Any], more: Sequence[Any]) -> Sequence[Any]:
-    if not len(more):
-        return items
-    if isinstance(items, Indices) and isinstance(more, Indices):
-        values = [*items.plain(), *more.plain()]
-        return Indices(
-            items.epoch,
-            np.append(items.positions, more.positions),
-            np.array(values) if isinstance(items.values, np.ndarray) else values,
-        )
-    return [*items, *more]
-
-
-def _inner(state: State) -> State:
-    """The source's part of a place."""
-    inner: State = state["source"] if "world_size" in state else state
-    return inner
+        return joined(items, self.upstream.peek(place, total + again))
 
 
 def ranks_of(root: Node[Any]) -> tuple[int, int]:
     """The rank and the world size of a graph; (0, 1) without a `Sharder`."""
     sharder = next((node for node in root.chain() if isinstance(node, Sharder)), None)
     return (0, 1) if sharder is None else sharder.ranks()
-
-
-def downstream_of_sharder(root: Node[Any]) -> list[Node[Any]]:
-    """The nodes that get one rank's items; none if the graph has no `Sharder`."""
-    nodes = list(root.chain())
-    return nodes[: next((place for place, node in enumerate(nodes) if isinstance(node, Sharder)), 0)]
-
-
-def users(nodes: list[Node[Any]], method: str) -> list[Node[Any]]:
-    """Those of ``nodes`` whose ``method`` is not ours."""
-    return [node for node in nodes if not getattr(type(node), method).__module__.startswith("penstock.")]
-
-
-def refuse_uneven_ranks(root: Node[Any], sharder: Sharder[Any]) -> None:
-    """Refuse, on several ranks, a user's node downstream of ``sharder`` for which nobody can know how many items it
-    delivers.
-
-    Raises:
-        GraphError: The ranks would be at different positions after the same number of batches, and one state is loaded
-            on all of them.
-    """
-    if sharder._split == "own":
-        return  # each rank loads a state of its own
-    world_size = sharder.ranks()[1]
-    for node in users(downstream_of_sharder(root), "counted") if world_size > 1 else ():
-        if node.counted(1) is None:
-            raise GraphError(
-                f"{type(node).__name__} delivers a number of items that depends on what they are (its counted returns "
-                f"None), downstream of the Sharder. On {world_size} ranks, each would be at another position, and a "
-                f"state of one would lose or repeat items on the others. Leave samples out before they are divided: "
-                f"penstock.filtered(dataset, predicate), or the step Filter of a stream."
-            )
-
-
-def warn_if_all_read_everything(root: Node[Any]) -> None:
-    """Warn about a graph of a job with several ranks in which nothing divides the items among them."""
-    if any(
-        isinstance(node, Sharder) or getattr(getattr(node, "facts", None), "sharded_by", None) == "own"
-        for node in root.chain()
-    ):
-        return
-    _, world_size = Ranks(None, None, None).now()
-    if world_size > 1:
-        warnings.warn(
-            f"this graph has no Sharder, so each of the {world_size} ranks reads all items, and all train on the same "
-            f"batches. Put a Sharder behind the Cycler, which divides the items: Sharder(Cycler(source)). If every "
-            f"rank should read everything: Sharder(Cycler(source), rank=0, world_size=1).",
-            stacklevel=5,
-        )

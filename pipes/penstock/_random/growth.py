@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from penstock._arguments import checksum, whole_number
 from penstock._errors import StateError
+from penstock._random.changing import Changing
 from penstock._random.lane_order import PASSES, Deal, InterleavedOrder
 
 if TYPE_CHECKING:
@@ -80,11 +81,11 @@ class Growth:
             self.eras = [*(era for era in self.eras if era[0] < since), (since, self.now)]
 
     def changes(self) -> dict[str, Any]:
-        """See `PlainOrder.changes`."""
+        """See `Changing.changes`."""
         return {"grow": [list(era) for era in self.eras]}
 
     def adopt(self, changes: dict[str, Any]) -> None:
-        """See `PlainOrder.adopt`."""
+        """See `Changing.adopt`."""
         if changes.keys() - {"grow"}:
             raise ValueError(f"data that grow have no {', '.join(sorted(changes.keys() - {'grow'}))} to change.")
         try:
@@ -104,7 +105,7 @@ class Growth:
         self.eras = eras
 
     def choices(self) -> dict[str, Any]:
-        """See `PlainOrder.choices`."""
+        """See `Changing.choices`."""
         return {**self.changes(), "grown": self.settings(self.now)}
 
     def marks(self, *, again: bool = False) -> tuple[int, ...]:
@@ -168,7 +169,7 @@ class GrowingDeal:
 
 
 @final
-class GrowingLanes(InterleavedOrder):
+class GrowingLanes(InterleavedOrder, Changing):
     """An `InterleavedOrder` of shards of which there are more and more.
 
     Args:
@@ -201,11 +202,11 @@ class GrowingLanes(InterleavedOrder):
         return self._growth.settings(self._growth.at(position))
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """See `PlainOrder.presumed`."""
+        """See `Changing.presumed`."""
         return {"grow": [[0, settings["shards"]]]} if "shards" in settings else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
-        """See `PlainOrder.adopt`."""
+        """See `Changing.adopt`."""
         before = self._growth.eras
         self._growth.adopt(changes)
         eras = self._growth.eras
@@ -213,8 +214,8 @@ class GrowingLanes(InterleavedOrder):
             self._growth.eras = before
             raise StateError(DAMAGED)
 
-    def resume_at(self, sample: int) -> None:
-        """See `PlainOrder.resume_at`."""
+    def resume_at(self, epoch: int, sample: int) -> None:
+        """See `Changing.resume_at`."""
         self._growth.goes_on(-(-sample // self.lanes) * self.lanes)
         if self._eras != self._growth.eras:
             self._eras = self._growth.eras

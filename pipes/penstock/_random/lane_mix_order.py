@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from penstock._arguments import shortened, whole_number
+from penstock._random.changing import Changing
 from penstock._random.mix_order import MixOrder, checksum_of, data_of, over_passes
 from penstock._random.mix_stages import added_stages
 from penstock._random.order import ContinuingOrder
@@ -33,7 +34,7 @@ _BITS: Final = 56
 
 
 @final
-class InterleavedMixOrder(PlainOrder):
+class InterleavedMixOrder(PlainOrder, Changing):
     """Mix orders by weight, some of which never end.
 
     As in an `InterleavedOrder`, item k is item ``k div lanes`` of lane ``k mod lanes``.
@@ -145,15 +146,15 @@ class InterleavedMixOrder(PlainOrder):
         }
 
     def choices(self) -> dict[str, Any]:
-        """See `PlainOrder.choices`."""
+        """See `Changing.choices`."""
         return {"stages from": [stage.start * self.lanes for stage in self.stages]}
 
     def changes(self) -> dict[str, Any]:
-        """See `PlainOrder.changes`."""
+        """See `Changing.changes`."""
         return {"stages": self.added} if self.added else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
-        """See `PlainOrder.adopt`."""
+        """See `Changing.adopt`."""
         added = added_stages(changes)
         of_a_lane = self._of_each_lane(added)
         self._mix(0).restage(of_a_lane)  # may refuse them

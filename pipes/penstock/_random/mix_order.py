@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 
 from penstock._arguments import checksum, joined, whole_number
+from penstock._random.changing import Changing
 from penstock._random.mix_layout import Blocks, laid_out
 from penstock._random.mix_stages import added_stages, stage_at, stages_of
 from penstock._random.orders import LONGEST, PlainOrder, check_positions, checked_seed
@@ -28,7 +29,7 @@ _AT_ONCE = 2**16
 
 
 @final
-class MixOrder(PlainOrder):
+class MixOrder(PlainOrder, Changing):
     """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
 
     Each source is endless too: one pass over its order after another. A new epoch continues every source where the
@@ -144,15 +145,15 @@ class MixOrder(PlainOrder):
         return self._begun(bisect_left(self.stages, run, key=_start_of))
 
     def choices(self) -> dict[str, Any]:
-        """See `PlainOrder.choices`."""
+        """See `Changing.choices`."""
         return {"stages from": [stage.start * self.run for stage in self.stages]}
 
     def changes(self) -> dict[str, Any]:
-        """See `PlainOrder.changes`."""
+        """See `Changing.changes`."""
         return {"stages": self.added} if self.added else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
-        """See `PlainOrder.adopt`."""
+        """See `Changing.adopt`."""
         self.restage(added_stages(changes))
 
     def restage(self, added: list[tuple[int, Weights]]) -> None:

@@ -13,12 +13,13 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._arguments import whole_number
+from penstock._changing.skipping import Skipping, Skips, checked_ranges
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._nodes.index_node import IndexNode
 from penstock._nodes.node import is_count, place_of
+from penstock._nodes.sampler import Sampler
 from penstock._nodes.sharder import Sharder, ranks_of
 from penstock._random.mix_stages import as_json
-from penstock._random.schedules import Skips
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,26 +43,14 @@ class RunChanges:
 
     def saved(self) -> dict[str, Any]:
         """The entry of a state; empty without changes."""
-        if (now := self._first.changes()) != self._saved[0]:  # an order may be changed without this object
+        if (now := self._now()) != self._saved[0]:  # an order may be changed without this object
             self._saved = now, packed(now)
         return self._saved[1]
 
-    def of(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The changes of the run that saved ``state``, which is parsed.
-
-        Raises:
-            StateError: They are damaged.
-        """
-        return {**self._first.presumed(state["settings"]), **changes_in(state)}
-
-    def resume_at(self, state: Any) -> None:
-        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
-        if (at := place_of(state)) is not None:
-            self._first.resume_at(*at)
-
     @contextlib.contextmanager
-    def adopted(self, changes: dict[str, Any], *, strict: bool) -> Iterator[list[str]]:
-        """Have these changes, and no others; those before, if the context raises.
+    def adopted(self, state: dict[str, Any], *, strict: bool) -> Iterator[list[str]]:
+        """Have the changes of the run that saved ``state``, which is parsed, and no others; those before, if the
+        context raises.
 
         Nothing reads by them until it has ended.
 
@@ -72,28 +61,56 @@ class RunChanges:
             StateError: They are damaged.
             StateMismatch: This loader cannot have them.
         """
-        before, refused = self._first.changes(), list[str]()
+        changing, changes = self._first.changing, changes_in(state)
+        if changing is not None:
+            changes = {**changing.presumed(state["settings"]), **changes}
+        before, refused = self._now(), list[str]()
         with self._reader.still() if changes != before else contextlib.nullcontext():
             try:
                 try:
                     if changes != before:
-                        self._first.adopt(changes)
+                        self._adopt(changes)
+                except StateError:
+                    raise
                 except (TypeError, ValueError) as exc:
-                    if isinstance(exc, StateError):
-                        raise
                     refused = [
                         f"the run that saved this state had changed {', '.join(changes)}, which this loader cannot do: "
                         f"{exc}"
                     ]
                     if strict:
                         raise StateMismatch(refused[0]) from None
-                    self._first.adopt({})
+                    self._adopt({})
                 yield refused
-                if before.get("grow") != self._first.changes().get("grow"):
+                if before.get("grow") != self._now().get("grow"):
                     self._reader.renew_workers()  # the copy of a stream that each of them has finds its shards itself
             except BaseException:
-                self._first.adopt(before)
+                self._adopt(before)
                 raise
+
+    def resume_at(self, state: Any) -> None:
+        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
+        if (at := place_of(state)) is not None and self._first.changing is not None:
+            (epoch, place), first = at, self._first
+            begins = epoch if place == first.start(epoch) else epoch + 1
+            place = first.start(epoch + 1) if place is None else place
+            self._first.changing.resume_at(begins, first.passed(place))
+
+    def _now(self) -> dict[str, Any]:
+        changing = self._first.changing
+        found: dict[str, Any] = {} if changing is None else changing.changes()
+        return found
+
+    def _adopt(self, changes: dict[str, Any]) -> None:
+        """Replace the changes. Raises what `Changing.adopt` does."""
+        first = self._first
+        if "skip" in changes and isinstance(first, Sampler) and first.skipping is None:
+            Skipping(first)
+        if first.changing is not None:
+            first.changing.adopt(changes)
+            first.recompute()
+        elif changes:
+            what = type(getattr(first, "order", first)).__name__
+            raise ValueError(f"a {what} has none{' without grow=True' if 'grow' in changes else ''}.")
 
     def told(self, state: Any) -> str:
         """Where a state is that does not fit, for the message; it is not checked."""
@@ -109,8 +126,8 @@ class RunChanges:
 
     def reweight(self, weights: Any, at: int | None) -> int:
         """See `Loader.reweight`."""
-        first = self._first
-        if not first.grain:
+        first, grain = self._first, getattr(self._first.changing, "grain", 0)
+        if not grain:
             settings = first.facts.settings
             by_key = " in Buckets by key, whose rounds are planned ahead" if settings.get("groups") == "keys" else ""
             raise ValueError(
@@ -119,15 +136,15 @@ class RunChanges:
             )
         with self._reader.still():
             planned = self._planned(known=at is not None)
-            start: int = -(-(planned if at is None else whole_number("at", at, 0)) // first.grain) * first.grain
+            start: int = -(-(planned if at is None else whole_number("at", at, 0)) // grain) * grain
             if start < planned:
                 raise ValueError(
                     f"at={at} is in the past: the samples before item {planned} have been delivered, or may be in "
                     f"progress. Use at={planned} or later, or leave it out."
                 )
-            before = first.changes()
+            before = self._now()
             stages = [pair for pair in before.get("stages", []) if pair[0] < start]
-            first.adopt({**before, "stages": [*stages, (start, as_json(weights))]})
+            self._adopt({**before, "stages": [*stages, (start, as_json(weights))]})
         return start
 
     def _planned(self, *, known: bool) -> int:
@@ -195,7 +212,7 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
             f"be skipped. Take an older state."
         )
     run = settings.get("run", 1)
-    skips = Skips([*changes.get("skip", []), *ranges], run if is_count(run) and run else 1)
+    skips = Skips([*checked_ranges(changes), *ranges], run if is_count(run) and run else 1)
     return {**state, **packed({**changes, "skip": skips.ranges})}
 
 

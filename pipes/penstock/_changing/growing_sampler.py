@@ -11,9 +11,9 @@ import numpy as np
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.sampler import Sampler
+from penstock._random.changing import Changing
 from penstock._random.growth import WHY, Growth, Parts
 from penstock._random.orders import SequentialOrder, ShuffledOrder
-from penstock._random.schedules import Skips
 
 if TYPE_CHECKING:
     from penstock._fetch.dataset_facts import DatasetFacts
@@ -30,7 +30,7 @@ def growing(facts: DatasetFacts, *, shuffle: bool, seed: int) -> GrowingSampler:
 
 
 @final
-class GrowingSampler(FirstNode["Indices"]):
+class GrowingSampler(FirstNode["Indices"], Changing):
     """A `Sampler` for each number of parts, of which an epoch uses one.
 
     Args:
@@ -39,7 +39,7 @@ class GrowingSampler(FirstNode["Indices"]):
 
     has_notes = True
     why_ranks_differ = WHY
-    skips = Skips()
+    run = 1
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -49,6 +49,7 @@ class GrowingSampler(FirstNode["Indices"]):
         # Ranks that have found different data are to be compared, so only what all numbers of parts have in common goes
         # into the settings.
         super().__init__(Facts({name: value for name, value in now.items() if name not in ("length", "counts")}))
+        self.changing = self
 
     def details(self) -> dict[str, Any]:
         return {"order": self._of(self._parts.now).order}
@@ -108,8 +109,8 @@ class GrowingSampler(FirstNode["Indices"]):
     def adopt(self, changes: dict[str, Any]) -> None:
         self.growth.adopt(changes)
 
-    def resume_at(self, epoch: int, place: State | None) -> None:
-        self.growth.goes_on(epoch if place == self.start(epoch) else epoch + 1)
+    def resume_at(self, epoch: int, sample: int) -> None:
+        self.growth.goes_on(epoch)
 
     def _at(self, epoch: int) -> Sampler:
         return self._of(self.growth.at(epoch))

@@ -1,0 +1,232 @@
+"""Samples that no rank gets: ranges of them, counted from the start of training over all ranks.
+
+Absolute, so that a resume changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from penstock._arguments import whole_number
+from penstock._errors import StateError
+from penstock._random.changing import Changing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock._fetch.indices import Indices
+    from penstock._nodes.node import State
+    from penstock._nodes.sampler import Sampler
+
+
+@final
+class Skips:
+    """Ranges of samples that are passed over.
+
+    Sample k of those that are kept is ``at(k)``, and ``kept(p)`` of them come before sample p.
+
+    Args:
+        ranges: Pairs: the first sample of a range, and the one after its last.
+        run: Of a mix: so many consecutive samples come from one source, and stay together.
+
+    Attributes:
+        run: As given.
+
+    Raises:
+        ValueError: A range is empty, is not a pair of whole numbers, cuts a run, or overlaps another one.
+    """
+
+    def __init__(self, ranges: Iterable[Sequence[int]] = (), run: int = 1) -> None:
+        self.run = run
+        given = [[whole_number("skip", end, 0) for end in pair] for pair in ranges]
+        for pair in given:
+            if len(pair) != 2 or pair[0] >= pair[1]:
+                raise ValueError(
+                    f"skip={pair}: a range is its first sample and the one after its last, such as (81_920, 90_112)."
+                )
+            if pair[0] % run or pair[1] % run:
+                raise ValueError(
+                    f"skip={pair} cuts a run of samples from one source, so every batch behind it would mix sources: "
+                    f"both ends must be a multiple of run={run}. Make it "
+                    f"{(pair[0] // run * run, -(-pair[1] // run) * run)}."
+                )
+        self.ranges = sorted(given)
+        for one, other in pairwise(self.ranges):
+            if other[0] < one[1]:
+                raise ValueError(
+                    f"the ranges {one} and {other} of skip overlap. Join them into {[one[0], max(one[1], other[1])]}."
+                )
+        self._begins = [begin for begin, _ in self.ranges]
+        # samples skipped before each range, and in all
+        self._gone = np.cumsum([0, *(end - begin for begin, end in self.ranges)])
+        self._joints = np.array(self._begins, np.int64) - self._gone[:-1]
+
+    def touch(self, begin: int, end: int) -> bool:
+        """Whether a range has samples from ``begin`` up to but not including ``end``."""
+        number = bisect_right(self._begins, begin)
+        return (number > 0 and begin < self.ranges[number - 1][1]) or (
+            number < len(self.ranges) and self._begins[number] < end
+        )
+
+    def begun(self, position: int) -> list[list[int]]:
+        """The ranges that begin before ``position``."""
+        return [pair for pair in self.ranges if pair[0] < position]
+
+    def kept(self, position: int) -> int:
+        """How many samples before ``position`` are kept."""
+        if not (number := bisect_right(self._begins, position)):
+            return position
+        begin, end = self.ranges[number - 1]
+        return position - int(self._gone[number - 1]) - (min(position, end) - begin)
+
+    def at(self, numbers: Any) -> Any:
+        """The positions of kept samples, by number: one, or an array."""
+        return numbers + self._gone[np.searchsorted(self._joints, numbers, side="right")]
+
+
+def skip(sampler: Sampler, ranges: Iterable[Sequence[int]]) -> Sampler:
+    """Have ``sampler`` pass over ``ranges`` of samples, counted from the start of training over all ranks. They count
+    as passed.
+
+    Args:
+        sampler: Not used yet.
+        ranges: Pairs: the first sample of a range, and the one after its last.
+
+    Returns:
+        The sampler.
+
+    Raises:
+        ValueError: A range is empty, is not a pair of whole numbers, cuts a run of a mix, or overlaps another one.
+    """
+    Skipping(sampler, ranges)
+    return sampler
+
+
+skip.__module__ = "penstock.nodes"
+
+
+@final
+class Skipping(Changing):
+    """A sampler passes over ranges: those that it was built with, and those that a state has brought.
+
+    It reads around them by position. They count as passed, so all other samples stay where they are, and are what they
+    would be without.
+
+    Args:
+        sampler: Has not been read yet, or no rank has got a sample behind the begin of a range.
+        ranges: See `Skips`.
+
+    Raises:
+        ValueError: See `Skips`.
+    """
+
+    def __init__(self, sampler: Sampler, ranges: Iterable[Sequence[int]] = ()) -> None:
+        self._sampler = sampler
+        self._of_order = sampler.changing
+        self.grain = 0 if self._of_order is None else self._of_order.grain
+        self._continues = sampler.facts.carries_over_epochs
+        self._n = len(sampler.order)
+        self.skips = self._given = Skips(ranges, getattr(sampler.order, "run", 1))
+        self._adopted: list[list[int]] = []
+        sampler.changing, sampler.skipping = self, self
+
+    def changes(self) -> dict[str, Any]:
+        """See `Changing.changes`."""
+        of_order = {} if self._of_order is None else self._of_order.changes()
+        return {"skip": self._adopted, **of_order} if self._adopted else of_order
+
+    def adopt(self, changes: dict[str, Any]) -> None:
+        """See `Changing.adopt`."""
+        ranges = checked_ranges(changes)
+        more = (pair for pair in ranges if pair not in self._given.ranges)
+        skips = Skips([*self._given.ranges, *more], self._given.run)
+        of_order = {name: value for name, value in changes.items() if name != "skip"}
+        if self._of_order is not None:
+            self._of_order.adopt(of_order)
+        elif of_order:
+            raise ValueError(f"a {type(self._sampler.order).__name__} has none.")
+        self._adopted, self.skips = ranges, skips
+
+    def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """See `Changing.presumed`."""
+        return {} if self._of_order is None else self._of_order.presumed(settings)
+
+    def resume_at(self, epoch: int, sample: int) -> None:
+        """See `Changing.resume_at`."""
+        if self._of_order is not None:
+            self._of_order.resume_at(epoch, sample)
+
+    def choices(self) -> dict[str, Any]:
+        """See `Changing.choices`."""
+        return {"skip": self.skips.ranges, **({} if self._of_order is None else self._of_order.choices())}
+
+    @property
+    def state(self) -> Any:
+        """See `Changing.state`."""
+        return None if self._of_order is None else self._of_order.state
+
+    def begins(self, epoch: int, position: int) -> None:
+        """See `Changing.begins`."""
+        if self._of_order is not None:
+            self._of_order.begins(epoch, position)
+
+    # What the sampler asks.
+
+    def left(self, place: State) -> int:
+        """Samples from ``place`` to the end of its epoch."""
+        at = self._sampler.passed(place)
+        return self.skips.kept(at + self._n - place["position"]) - self.skips.kept(at)
+
+    def touches(self, place: State, many: int) -> bool:
+        """Whether one of the next ``many`` positions of the epoch is skipped."""
+        at = self._sampler.passed(place)
+        return self.skips.touch(at, at + min(many, self._n - place["position"]))
+
+    def read(self, place: State, many: int, every: int, first: int) -> tuple[Indices, State]:
+        """See `IndexNode.read`; ``many`` is of all ranks."""
+        origin, left = self._sampler.passed(place) - place["position"], self.left(place)
+        number = self.skips.kept(origin + place["position"])
+        positions = self.skips.at(np.arange(min(many, left)) + number) - origin
+        end = self._n if many > left else int(positions[-1]) + 1 if many else place["position"]
+        found = self._sampler.indices_at(place["epoch"], place.get("origin", 0), positions[first::every])
+        return found, {**place, "position": end}
+
+    def positions(self, place: State, numbers: Any) -> Any:
+        """The positions of the samples ``numbers`` of the epoch of ``place``; those past its end stay past it."""
+        begin = place["epoch"] * self._n
+        kept = self._kept_of(place["epoch"])
+        past = numbers >= kept
+        found = numbers + (self._n - kept)
+        found[~past] = self.skips.at(numbers[~past] + self.skips.kept(begin)) - begin
+        return found
+
+    def wrapped(self, epoch: int, positions: Any) -> Any:
+        """The positions in ``epoch`` of samples, of which those past its end are dealt once more."""
+        begin, past, within = epoch * self._n, positions >= self._n, positions % self._n
+        numbers = (positions[past] - self._n) % max(1, self._kept_of(epoch))
+        within[past] = self.skips.at(numbers + self.skips.kept(begin)) - begin
+        return within
+
+    def settings_before(self, sample: int) -> dict[str, Any]:
+        """The setting of the ranges that begin before ``sample``."""
+        begun = self.skips.begun(sample)
+        return {"skip": begun} if begun else {}
+
+    def _kept_of(self, epoch: int) -> int:
+        return self.skips.kept((epoch + 1) * self._n) - self.skips.kept(epoch * self._n)
+
+
+def checked_ranges(changes: dict[str, Any]) -> list[list[int]]:
+    """The ranges in the changes of a run, which may be damaged.
+
+    Raises:
+        StateError: They are.
+    """
+    try:
+        return [[whole_number("skip", end, 0) for end in pair] for pair in changes.get("skip", ())]
+    except (TypeError, ValueError):
+        raise StateError("the ranges to skip are damaged in this state. Load an older one.") from None
