@@ -394,7 +394,6 @@ def test_the_state_is_small_and_json():
         ({"lanes": 2}, "lanes was 4 and is 2"),
         ({"steps": [Filter(not_of_three)]}, r"steps\[0\] was missing and is"),
         ({"shards": 11}, "shards was 12 and is 11"),
-        ({"epoch_size": 44}, "length was 40 and is 44"),
         ({"shuffle": True}, "shuffle was False and is True"),
         ({"seed": 1}, "seed was 0 and is 1"),
     ],

@@ -10,7 +10,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock import StateError
 from penstock._arguments import shortened
 from penstock._random.lane_mix_order import MOST_SOURCES, InterleavedMixOrder
 from penstock._random.lane_order import InterleavedOrder
@@ -28,7 +27,7 @@ SETTINGS = {
     "lanes": 4,
     "seed": 3,
     "stages": "83f9aa5f9fa399d4",
-    "orders": "b39fba0aacb26f9a",
+    "orders": "9f79b783dc4f4f94",
     "files": "07cb8d1ae909ec5d",
     "rows": "three",
 }
@@ -108,7 +107,7 @@ def test_settings_at_know_the_stages_that_have_begun():
     for position, begun in ((0, 1), (1, 1), (44, 1), (45, 2), (80, 2), (81, 3), (10**9, 3)):
         said = one.settings_at(7, position)
         assert said == of_plan[begun - 1].settings_at(0, min(position, 999))
-        assert said.keys() == {"stages", "orders", "files", "rows"}
+        assert said.keys() == {"length", "stages", "orders", "files", "rows"}
     assert {**one.settings(), **one.settings_at(0, 10**9)} == one.settings()
     far = order([(0, WEIGHTS), (2**60, {"a": 1})])
     assert far.settings_at(0, 2**60) == far.settings_at(0, 1) != far.settings_at(0, 2**60 + 1)
@@ -141,12 +140,8 @@ def test_stages_that_a_run_adds_are_those_of_a_plan():
     assert one.settings() == plan.settings()
     assert one.details()["stages"] == 3
     for changes in ({"stages": [(48, {"z": 1})]}, {"weights": 1}):
-        with pytest.raises(
-            ValueError, match="there are weights of the stage at 12 for 'z'|has stages to change, but not weights"
-        ):
+        with pytest.raises(ValueError, match="there are weights of the stage at 12 for 'z'|has no weights to change"):
             one.adopt(changes)
-    with pytest.raises(StateError, match="the stages that a run has added are damaged"):
-        one.adopt({"stages": [1]})
     assert one.indices(0, positions).tolist() == plan.indices(0, positions).tolist()
     assert one.changes() == {"stages": added}
     one.adopt({})

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import StateError
-from penstock._random.mix_stages import MOST, Stage, added_stages, as_json, stage_at, stages_of
+from penstock._random.mix_stages import MOST, Stage, as_json, stage_at, stages_of
 
 
 @pytest.mark.parametrize(
@@ -95,15 +94,3 @@ def test_weights_as_json_mean_the_same():
     assert as_json([1]) == [1]
     with pytest.raises(ValueError, match="^the weight of 'a' is None. A"):
         as_json({"a": None})
-
-
-def test_stages_that_a_run_has_added_are_read_from_its_state():
-    assert added_stages({}) == []
-    assert added_stages({"stages": [[4, {"a": 1}], (8, {"b": 1})]}) == [(4, {"a": 1}), (8, {"b": 1})]
-    with pytest.raises(ValueError, match="^a mix has stages to change, but not skip, weights.$"):
-        added_stages({"weights": 1, "stages": [], "skip": 2})
-    for damaged in (7, [7], [[1, 2, 3]], [[]]):
-        with pytest.raises(
-            StateError, match="^the stages that a run has added are damaged in this state. Load an older one.$"
-        ):
-            added_stages({"stages": damaged})

@@ -110,7 +110,7 @@ class GrowingSampler(FirstNode["Indices"], Changing):
         self.growth.adopt(changes)
 
     def resume_at(self, epoch: int, sample: int) -> None:
-        self.growth.goes_on(epoch)
+        self.growth.goes_on(epoch if sample == self.passed(self.start(epoch)) else epoch + 1)
 
     def _at(self, epoch: int) -> Sampler:
         return self._of(self.growth.at(epoch))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import zlib
 from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._arguments import whole_number
-from penstock._changing.skipping import Skipping, Skips, checked_ranges
+from penstock._changing.skipping import Skipping, Skips
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._nodes.index_node import IndexNode
 from penstock._nodes.node import is_count, place_of
@@ -22,7 +23,7 @@ from penstock._nodes.sharder import Sharder, ranks_of
 from penstock._random.mix_stages import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock._loader.graph_reader import GraphReader
 
@@ -63,7 +64,7 @@ class RunChanges:
         """
         changing, changes = self._first.changing, changes_in(state)
         if changing is not None:
-            changes = {**changing.presumed(state["settings"]), **changes}
+            changes = checked({**changing.presumed(state["settings"]), **changes})
         before, refused = self._now(), list[str]()
         with self._reader.still() if changes != before else contextlib.nullcontext():
             try:
@@ -91,9 +92,8 @@ class RunChanges:
         """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
         if (at := place_of(state)) is not None and self._first.changing is not None:
             (epoch, place), first = at, self._first
-            begins = epoch if place == first.start(epoch) else epoch + 1
-            place = first.start(epoch + 1) if place is None else place
-            self._first.changing.resume_at(begins, first.passed(place))
+            epoch, place = (epoch + 1, first.start(epoch + 1)) if place is None else (epoch, place)
+            first.changing.resume_at(epoch, first.passed(place))
 
     def _now(self) -> dict[str, Any]:
         changing = self._first.changing
@@ -212,7 +212,7 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
             f"be skipped. Take an older state."
         )
     run = settings.get("run", 1)
-    skips = Skips([*checked_ranges(changes), *ranges], run if is_count(run) and run else 1)
+    skips = Skips([*changes.get("skip", []), *ranges], run if is_count(run) and run else 1)
     return {**state, **packed({**changes, "skip": skips.ranges})}
 
 
@@ -230,6 +230,46 @@ def changes_in(state: dict[str, Any]) -> dict[str, Any]:
             found = json.loads(text) if unpacked.eof else None
     except (ValueError, zlib.error):
         found = None
-    if not isinstance(found, dict):
-        raise StateError("the changes in this state are damaged; load an older one.")
+    return checked(found)
+
+
+def checked(changes: Any) -> dict[str, Any]:
+    """Changes, which may be damaged.
+
+    Raises:
+        StateError: They are no lists of positions and of what changes there.
+    """
+    named: list[tuple[str, Any]] = [*changes.items()] if isinstance(changes, dict) else [("", None)]
+    for name, entries in named:
+        kinds = _KINDS.get(name)
+        whole = isinstance(entries, list) and (kinds is None or all(_are(kinds, entry) for entry in entries))
+        if not whole or (name == "weights" and len(entries) != 1):
+            raise StateError(f"the changes{f' {name!r}' if name else ''} in this state are damaged. Load an older one.")
+    found: dict[str, Any] = changes
     return found
+
+
+def _are(kinds: tuple[Callable[[Any], bool], ...], entry: Any) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == len(kinds)
+        and all(is_kind(value) for is_kind, value in zip(kinds, entry, strict=True))
+    )
+
+
+def _is_checksum(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and re.fullmatch("[0-9a-f]+", value) is not None)
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(weight, int | float | str) for weight in value.values())
+
+
+_KINDS: Final[dict[str, tuple[Callable[[Any], bool], ...]]] = {
+    "skip": (is_count, is_count),
+    "grow": (is_count, is_count),
+    "epochs": (is_count, is_count, is_count),
+    "stages": (is_count, _are_weights),
+    "weights": (is_count, _is_checksum, _is_checksum),
+}
+"""What each change is a list of: a position, and what changes there."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from penstock._arguments import whole_number
-from penstock._errors import StateError
 from penstock._random.changing import Changing
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class Skipping(Changing):
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `Changing.adopt`."""
-        ranges = checked_ranges(changes)
+        ranges = changes.get("skip", [])
         more = (pair for pair in ranges if pair not in self._given.ranges)
         skips = Skips([*self._given.ranges, *more], self._given.run)
         of_order = {name: value for name, value in changes.items() if name != "skip"}
@@ -197,7 +196,7 @@ class Skipping(Changing):
 
     def positions(self, place: State, numbers: Any) -> Any:
         """The positions of the samples ``numbers`` of the epoch of ``place``; those past its end stay past it."""
-        begin = place["epoch"] * self._n
+        begin = self._sampler.begin_of(place["epoch"])
         kept = self._kept_of(place["epoch"])
         past = numbers >= kept
         found = numbers + (self._n - kept)
@@ -206,7 +205,7 @@ class Skipping(Changing):
 
     def wrapped(self, epoch: int, positions: Any) -> Any:
         """The positions in ``epoch`` of samples, of which those past its end are dealt once more."""
-        begin, past, within = epoch * self._n, positions >= self._n, positions % self._n
+        begin, past, within = self._sampler.begin_of(epoch), positions >= self._n, positions % self._n
         numbers = (positions[past] - self._n) % max(1, self._kept_of(epoch))
         within[past] = self.skips.at(numbers + self.skips.kept(begin)) - begin
         return within
@@ -217,16 +216,5 @@ class Skipping(Changing):
         return {"skip": begun} if begun else {}
 
     def _kept_of(self, epoch: int) -> int:
-        return self.skips.kept((epoch + 1) * self._n) - self.skips.kept(epoch * self._n)
-
-
-def checked_ranges(changes: dict[str, Any]) -> list[list[int]]:
-    """The ranges in the changes of a run, which may be damaged.
-
-    Raises:
-        StateError: They are.
-    """
-    try:
-        return [[whole_number("skip", end, 0) for end in pair] for pair in changes.get("skip", ())]
-    except (TypeError, ValueError):
-        raise StateError("the ranges to skip are damaged in this state. Load an older one.") from None
+        begin = self._sampler.begin_of(epoch)
+        return self.skips.kept(begin + self._n) - self.skips.kept(begin)

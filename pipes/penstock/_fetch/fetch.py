@@ -157,7 +157,7 @@ class Fetch(Shown):
         """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""
         if self.facts.grows:
             return {}  # its source says them
-        length = self.facts.length
+        length = None if self.facts.lanes else self.facts.length  # of a stream it is the length of an epoch
         return {**({} if length is None else {"dataset_length": length}), **self.facts.names}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,34 +9,37 @@ from penstock._nodes.node import fields
 
 if TYPE_CHECKING:
     from penstock._nodes.node import State
+    from penstock._random.orders import PlainOrder
 
 
-def origin_of(epoch: int, after: State | None, length: int) -> int:
-    """The item at which ``epoch`` begins, of an order with epochs of ``length`` items.
+def origin_of(epoch: int, after: State | None, order: PlainOrder) -> int:
+    """The item at which ``epoch`` of ``order`` begins.
 
     Args:
         epoch: From 0.
         after: Where the run is now, in this epoch or an earlier one. None: it has left no epoch early.
-        length: Of an epoch.
+        order: Without an end.
     """
     if after is None or epoch < after["epoch"]:
-        return epoch * length
+        return order.begin_of(epoch)
     origin: int = after["origin"]
     if epoch == after["epoch"]:
         return origin
-    delivered = after["position"] - after.get("left", 0) or length  # an epoch that is skipped unread counts as a whole
-    return int(origin + delivered + (epoch - after["epoch"] - 1) * length)
+    # an epoch that is skipped unread counts as a whole one
+    delivered = after["position"] - after.get("left", 0) or len(order)
+    return int(origin + delivered + (epoch - after["epoch"] - 1) * len(order))
 
 
-def checked_position(state: Any, length: int) -> int:
-    """The position in a state of an endless order with epochs of ``length`` items.
+def checked_position(state: Any, order: PlainOrder) -> int:
+    """The position in a state of ``order``, which has no end.
 
     Raises:
         StateError: It is damaged.
     """
     left = {"left": int} if isinstance(state, dict) and "left" in state else {}
     position: int = fields(state, epoch=int, position=int, origin=int, **left)["position"]
-    if state["origin"] > state["epoch"] * length:
+    length = len(order)
+    if state["origin"] > order.begin_of(state["epoch"]):
         raise StateError(
             f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the stream, "
             f"but an epoch has {length} items: the state is damaged. Load an older one."

@@ -57,8 +57,8 @@ class Sampler(FirstNode[Indices]):
             )
         self.order = order
         self._n = len(order)
-        self._plain = plain = order if isinstance(order, PlainOrder) else PlainOrder()
-        self.run = plain.run
+        self._plain = plain = order if isinstance(order, PlainOrder) else _Foreign(self._n)
+        self.run, self.begin_of = plain.run, plain.begin_of
         self.changing = order if isinstance(order, Changing) else None
         self._block: int = getattr(order, "read_ahead", BLOCK)
         self._changed, self._read_as = False, None if self.changing is None else self.changing.state
@@ -83,7 +83,7 @@ class Sampler(FirstNode[Indices]):
 
     def start(self, epoch: int, after: State | None = None) -> State:
         start = {"epoch": epoch, "position": 0}
-        return start | {"origin": origin_of(epoch, after, self._n)} if self.facts.carries_over_epochs else start
+        return start | {"origin": origin_of(epoch, after, self._plain)} if self.facts.carries_over_epochs else start
 
     def left(self, place: State) -> int:
         return self._n - int(place["position"]) if self.skipping is None else self.skipping.left(place)
@@ -148,8 +148,9 @@ class Sampler(FirstNode[Indices]):
         return not self._changed
 
     def passed(self, place: State) -> int:
-        begin = place["origin"] - place.get("left", 0) if self.facts.carries_over_epochs else place["epoch"] * self._n
-        return int(begin + place["position"])
+        if self.facts.carries_over_epochs:
+            return int(place["origin"] - place.get("left", 0) + place["position"])
+        return int(self.begin_of(place["epoch"]) + place["position"])
 
     def choices(self) -> dict[str, Any]:
         stages = {} if self._scheduled is None else {"all stages": self._scheduled.settings()}
@@ -157,24 +158,27 @@ class Sampler(FirstNode[Indices]):
 
     def check(self, state: Any) -> None:
         if self.facts.carries_over_epochs:
-            position = checked_position(state, self._n)
+            position = checked_position(state, self._plain)
         else:
             position = fields(state, epoch=int, position=int)["position"]
         if position > self._n:
             raise StateError(
                 f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with "
-                f"another dataset?"
+                f"another dataset, or a larger epoch_size?"
             )
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
-        position = self._n if place is None else place.get("position")
+        length = self.begin_of(epoch + 1) - self.begin_of(epoch)
+        position = length if place is None else place.get("position")
         origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
         if not is_count(position) or not is_count(origin):
             return {}
-        at = origin + min(position, self._n)
+        at = origin + min(position, max(length, self._n))
         stages = {} if self._scheduled is None else self._scheduled.settings_at(epoch, at)
-        sample = at if self.facts.carries_over_epochs else epoch * self._n + at
-        return stages if self.skipping is None else stages | self.skipping.settings_before(sample)
+        if self.skipping is None:
+            return stages
+        begin = 0 if self.facts.carries_over_epochs else self.begin_of(epoch)
+        return stages | self.skipping.settings_before(begin + at)
 
     @property
     def has_notes(self) -> bool:
@@ -218,3 +222,11 @@ class Sampler(FirstNode[Indices]):
         if within is not positions and self.skipping is not None:
             within = self.skipping.wrapped(epoch, positions)
         return Indices(epoch, positions, self.order.indices(epoch, within))
+
+
+@final
+class _Foreign(PlainOrder):
+    """What is presumed of a user's order."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n

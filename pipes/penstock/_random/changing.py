@@ -42,7 +42,7 @@ class Changing:
         return {}
 
     def resume_at(self, epoch: int, sample: int) -> None:
-        """A run goes on at this sample of training; ``epoch`` is the first one of which it has read nothing."""
+        """A run goes on at this sample of training, in ``epoch``."""
 
     def choices(self) -> dict[str, Any]:
         """What ranks must agree on, for people."""

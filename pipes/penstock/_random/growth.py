@@ -7,9 +7,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from penstock._arguments import checksum, whole_number
+from penstock._arguments import checksum
 from penstock._errors import StateError
-from penstock._random.changing import Changing
 from penstock._random.lane_order import PASSES, Deal, InterleavedOrder
 
 if TYPE_CHECKING:
@@ -88,13 +87,7 @@ class Growth:
         """See `Changing.adopt`."""
         if changes.keys() - {"grow"}:
             raise ValueError(f"data that grow have no {', '.join(sorted(changes.keys() - {'grow'}))} to change.")
-        try:
-            eras = [
-                (whole_number("when", since, 0), whole_number("parts", parts, 0))
-                for since, parts in changes.get("grow", [(0, self.now)])
-            ]
-        except (TypeError, ValueError):
-            eras = []
+        eras = [(since, parts) for since, parts in changes.get("grow", [(0, self.now)])]
         if not eras or eras[0][0] or any(one[0] >= other[0] or one[1] >= other[1] for one, other in pairwise(eras)):
             raise StateError(DAMAGED)
         if eras[-1][1] > self.now:
@@ -169,7 +162,7 @@ class GrowingDeal:
 
 
 @final
-class GrowingLanes(InterleavedOrder, Changing):
+class GrowingLanes(InterleavedOrder):
     """An `InterleavedOrder` of shards of which there are more and more.
 
     Args:
@@ -193,22 +186,31 @@ class GrowingLanes(InterleavedOrder, Changing):
         dealt: Callable[[], None],
     ) -> None:
         super().__init__(lanes, epoch_size, settings, take, growth.marks)
-        self._growth, self._eras = growth, growth.eras
+        self._growth, self._dealt_for = growth, growth.eras
         self._dealt = dealt
-        self.changes, self.choices = growth.changes, growth.choices  # type: ignore[method-assign]
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`."""
-        return self._growth.settings(self._growth.at(position))
+        return self.settings_of(epoch) | self._growth.settings(self._growth.at(position))
+
+    def changes(self) -> dict[str, Any]:
+        """See `Changing.changes`."""
+        return self._growth.changes() | super().changes()
+
+    def choices(self) -> dict[str, Any]:
+        """See `Changing.choices`."""
+        return self._growth.choices() | super().choices()
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """See `Changing.presumed`."""
-        return {"grow": [[0, settings["shards"]]]} if "shards" in settings else {}
+        grow = {"grow": [[0, settings["shards"]]]} if "shards" in settings else {}
+        return grow | super().presumed(settings)
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `Changing.adopt`."""
         before = self._growth.eras
-        self._growth.adopt(changes)
+        super().adopt({name: value for name, value in changes.items() if name == "epochs"})
+        self._growth.adopt({name: value for name, value in changes.items() if name != "epochs"})
         eras = self._growth.eras
         if eras[0][1] < self.lanes or any(since % self.lanes for since, _ in eras):
             self._growth.eras = before
@@ -216,7 +218,8 @@ class GrowingLanes(InterleavedOrder, Changing):
 
     def resume_at(self, epoch: int, sample: int) -> None:
         """See `Changing.resume_at`."""
+        super().resume_at(epoch, sample)
         self._growth.goes_on(-(-sample // self.lanes) * self.lanes)
-        if self._eras != self._growth.eras:
-            self._eras = self._growth.eras
+        if self._dealt_for != self._growth.eras:
+            self._dealt_for = self._growth.eras
             self._dealt()

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from penstock._arguments import shortened, whole_number
-from penstock._random.changing import Changing
+from penstock._random.endless_order import EndlessOrder
 from penstock._random.mix_order import MixOrder, checksum_of, data_of, over_passes
-from penstock._random.mix_stages import added_stages
 from penstock._random.order import ContinuingOrder
 from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, checked_seed
 from penstock._random.permutation import by_group
@@ -34,7 +33,7 @@ _BITS: Final = 56
 
 
 @final
-class InterleavedMixOrder(PlainOrder, Changing):
+class InterleavedMixOrder(EndlessOrder):
     """Mix orders by weight, some of which never end.
 
     As in an `InterleavedOrder`, item k is item ``k div lanes`` of lane ``k mod lanes``.
@@ -91,6 +90,9 @@ class InterleavedMixOrder(PlainOrder, Changing):
         self.stages = self._mix(0).stages
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it should serve many items
         self._sources = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
+        for name, settings in self._sources:
+            if name in lanes:
+                settings.pop("length", None)  # of its own epochs
         self._held = {
             name: settings.pop("held") for name, settings in self._sources if "held" in settings
         }  # kept apart, to be named in an error if they differ
@@ -130,7 +132,7 @@ class InterleavedMixOrder(PlainOrder, Changing):
         """See `ScheduledOrder.settings_at`; as in `indices`, ``position`` counts from the beginning of training."""
         run = -(-position // self.lanes)
         begun = bisect_left(self.stages, run, key=lambda stage: stage.start)
-        return self._begun(self._mix(0).settings_at(0, run)["stages"], begun)
+        return self.settings_of(epoch) | self._begun(self._mix(0).settings_at(0, run)["stages"], begun)
 
     def _begun(self, stages: str, begun: int) -> dict[str, Any]:
         """The settings that the first ``begun`` stages depend on."""
@@ -147,17 +149,23 @@ class InterleavedMixOrder(PlainOrder, Changing):
 
     def choices(self) -> dict[str, Any]:
         """See `Changing.choices`."""
-        return {"stages from": [stage.start * self.lanes for stage in self.stages]}
+        return {"stages from": [stage.start * self.lanes for stage in self.stages], **super().choices()}
 
     def changes(self) -> dict[str, Any]:
         """See `Changing.changes`."""
-        return {"stages": self.added} if self.added else {}
+        return {**({"stages": self.added} if self.added else {}), **super().changes()}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `Changing.adopt`."""
-        added = added_stages(changes)
+        added = [(start, weights) for start, weights in changes.get("stages", ())]
         of_a_lane = self._of_each_lane(added)
-        self._mix(0).restage(of_a_lane)  # may refuse them
+        was = self._eras
+        super().adopt({name: value for name, value in changes.items() if name != "stages"})
+        try:
+            self._mix(0).restage(of_a_lane)
+        except BaseException:
+            self._eras = was
+            raise
         mixes, self._mixes = self._mixes, {0: self._mixes[0]}  # those are made anew after an interrupt
         self.added, self.stages = added, self._mixes[0].stages
         for mix in mixes.values():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from penstock._arguments import whole_number
-from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, ShuffledOrder
+from penstock._random.endless_order import EndlessOrder
+from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import Opens, usual_lanes
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ _PASSES = 4
 """How many orders of passes to keep: lanes drift apart, so two or three passes are read at the same time."""
 
 
-class InterleavedOrder(PlainOrder):
+class InterleavedOrder(EndlessOrder):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item
     ``k div lanes`` of lane ``k mod lanes``.
 
@@ -141,6 +142,10 @@ class InterleavedOrder(PlainOrder):
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """The positions since the beginning of training, which are also the item numbers."""
         return positions.copy()
+
+    def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """See `ScheduledOrder.settings_at`."""
+        return self.settings_of(epoch)
 
     def details(self) -> dict[str, Any]:
         return {"lanes": self.lanes, "epoch_size": self._n}

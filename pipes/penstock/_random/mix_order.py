@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import numpy as np
 
 from penstock._arguments import checksum, joined, whole_number
-from penstock._random.changing import Changing
+from penstock._random.endless_order import EndlessOrder
 from penstock._random.mix_layout import Blocks, laid_out
-from penstock._random.mix_stages import added_stages, stage_at, stages_of
-from penstock._random.orders import LONGEST, PlainOrder, check_positions, checked_seed
+from penstock._random.mix_stages import stage_at, stages_of
+from penstock._random.orders import LONGEST, check_positions, checked_seed
 from penstock._random.permutation import MIXED, Int64s, by_group, philox_words
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _AT_ONCE = 2**16
 
 
 @final
-class MixOrder(PlainOrder, Changing):
+class MixOrder(EndlessOrder):
     """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
 
     Each source is endless too: one pass over its order after another. A new epoch continues every source where the
@@ -112,7 +112,7 @@ class MixOrder(PlainOrder, Changing):
         check_positions(positions, self._n)
         out = np.empty(len(positions), np.int64)
         runs = positions if self.run == 1 else positions // self.run
-        first = epoch * (self._n // self.run)  # the epoch's first run: a Python int, because it may exceed 64 bits
+        first = self.begin_of(epoch) // self.run  # the epoch's first run: a Python int, because it may exceed 64 bits
         if not len(runs):
             return out
         begun = [bisect_right(self.stages, first + int(run), key=_start_of) for run in (runs.min(), runs.max())]
@@ -141,20 +141,27 @@ class MixOrder(PlainOrder, Changing):
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `ScheduledOrder.settings_at`."""
-        run = -(-(epoch * self._n + position) // self.run)
-        return self._begun(bisect_left(self.stages, run, key=_start_of))
+        run = -(-(self.begin_of(epoch) + position) // self.run)
+        return self.settings_of(epoch) | self._begun(bisect_left(self.stages, run, key=_start_of))
 
     def choices(self) -> dict[str, Any]:
         """See `Changing.choices`."""
-        return {"stages from": [stage.start * self.run for stage in self.stages]}
+        return {"stages from": [stage.start * self.run for stage in self.stages], **super().choices()}
 
     def changes(self) -> dict[str, Any]:
         """See `Changing.changes`."""
-        return {"stages": self.added} if self.added else {}
+        return {**({"stages": self.added} if self.added else {}), **super().changes()}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `Changing.adopt`."""
-        self.restage(added_stages(changes))
+        added = [(start, weights) for start, weights in changes.get("stages", ())]
+        was = self._eras
+        super().adopt({name: value for name, value in changes.items() if name != "stages"})
+        try:
+            self.restage(added)
+        except BaseException:
+            self._eras = was
+            raise
 
     def restage(self, added: list[tuple[int, Weights]]) -> None:
         """Replace the stages that were added to those of the plan. One that starts where another does replaces it."""

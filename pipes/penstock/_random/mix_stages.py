@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 
 from penstock._arguments import whole_number
-from penstock._errors import StateError
 
 Weights = Mapping[str, Any]
 
@@ -95,20 +94,6 @@ def as_json(weights: Weights) -> Weights:
         name: weight if type(weight) in (int, float) else str(_exact(weight, name, ""))
         for name, weight in weights.items()
     }
-
-
-def added_stages(changes: dict[str, Any]) -> list[tuple[int, Weights]]:
-    """The stages in the changes of a run, which may be damaged.
-
-    Raises:
-        StateError: They are.
-    """
-    if others := changes.keys() - {"stages"}:
-        raise ValueError(f"a mix has stages to change, but not {', '.join(sorted(others))}.")
-    try:
-        return [(start, weights) for start, weights in changes.get("stages", ())]
-    except (TypeError, ValueError):
-        raise StateError("the stages that a run has added are damaged in this state. Load an older one.") from None
 
 
 def _start(start: Any, run: int) -> int:

@@ -67,6 +67,10 @@ class PlainOrder(Shown):
         """Add settings of what the order applies to."""
         self._said |= more
 
+    def begin_of(self, epoch: int) -> int:
+        """The samples of training before ``epoch``, if none before it is left early."""
+        return epoch * self._n
+
     def take(self) -> None:
         """Called when a loader that reads in this order was built, or starts; see `InterleavedOrder`."""
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock._arguments import checksum, whole_number
-from penstock._errors import StateError, StateMismatch
+from penstock._arguments import checksum
+from penstock._errors import StateMismatch
 from penstock._random.changing import Changing
 from penstock._random.orders import Forgotten, PlainOrder, check_positions, checked_length, checked_seed
 from penstock._random.permutation import WEIGHTED, philox_words, splitmix64_stream
@@ -108,13 +108,13 @@ class WeightedOrder(PlainOrder, Changing):
     def changes(self) -> dict[str, Any]:
         """See `Changing.changes`."""
         now = self._used[0]
-        return {"weights": [now.since, now.digest, self._latest.digest]} if self._changed or self._next else {}
+        return {"weights": [[now.since, now.digest, self._latest.digest]]} if self._changed or self._next else {}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `Changing.adopt`."""
         if changes.keys() - {"weights"}:
             raise ValueError("a WeightedOrder has weights to change, and nothing else.")
-        since, digest, expected = _checked(changes.get("weights", (0, None, None)))
+        ((since, digest, expected),) = changes.get("weights", [(0, None, None)])
         before = self.changes(), (self._used, self._next, self._expected, self._changed)
         if self._replaced is not None and self._replaced[0] == changes:
             self._used, self._next, self._expected, self._changed = self._replaced[1]
@@ -199,17 +199,6 @@ class _Weights(NamedTuple):
 
 
 _UNKNOWN: Final = np.empty(0)
-
-
-def _checked(said: Any) -> tuple[int, str | None, str | None]:
-    """The weights in the changes of a run: since which epoch, their checksum, and that of the next ones."""
-    try:
-        since, digest, expected = said
-        for one in {digest, expected} - {None}:
-            int(one, 16)
-        return whole_number("since", since, 0), digest, expected
-    except (TypeError, ValueError):
-        raise StateError("the weights that a run has changed are damaged in this state. Load an older one.") from None
 
 
 def _weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -121,7 +121,7 @@ class Sharded(Shown, Dataset[Any]):
             if isinstance(self.shards, Pieces)
             else {}
         )
-        return {"shards": many, "dataset_length": len(self), **more}  # type: ignore[arg-type]
+        return {"shards": many, **more}
 
     def _check_grow(self, grow: bool, lanes: int | None) -> bool:
         if grow and lanes is None:
