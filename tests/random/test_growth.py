@@ -142,14 +142,14 @@ def test_lanes_are_dealt_anew_once_there_is_another_era():
     """From the next item of the first lane on. Seen to fail: dealt anew at each load."""
     growth = grown()
     order, calls = lanes_of(growth)
-    order.resume_at(1, 7)
+    order.resume_at(1, 7, 7)
     assert calls == []
     for sample, since in ((7, 9), (9, 9), (10, 12), (0, 0)):
         order.adopt({"grow": [[0, 4]]} if since else {})
-        order.resume_at(1, sample)
+        order.resume_at(1, 0, sample)
         assert growth.eras == ([(0, 4), (since, 9)] if since else [(0, 9)])
     assert calls == ["dealt"] * 3  # not by the second, whose eras are the first's
-    order.resume_at(1, 30)
+    order.resume_at(1, 0, 30)
     assert len(calls) == 3
 
 

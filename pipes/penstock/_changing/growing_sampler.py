@@ -109,8 +109,8 @@ class GrowingSampler(FirstNode["Indices"], Changing):
     def adopt(self, changes: dict[str, Any]) -> None:
         self.growth.adopt(changes)
 
-    def resume_at(self, epoch: int, sample: int) -> None:
-        self.growth.goes_on(epoch if sample == self.passed(self.start(epoch)) else epoch + 1)
+    def resume_at(self, epoch: int, position: int, sample: int) -> None:
+        self.growth.goes_on(epoch + (position > 0))
 
     def _at(self, epoch: int) -> Sampler:
         return self._of(self.growth.at(epoch))

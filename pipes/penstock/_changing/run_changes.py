@@ -63,7 +63,7 @@ class RunChanges:
             StateMismatch: This loader cannot have them.
         """
         changing, changes = self._first.changing, changes_in(state)
-        if changing is not None:
+        if changing is not None and "groups" not in self._first.facts.settings:  # groups are of epochs as they were
             changes = checked({**changing.presumed(state["settings"]), **changes})
         before, refused = self._now(), list[str]()
         with self._reader.still() if changes != before else contextlib.nullcontext():
@@ -93,7 +93,7 @@ class RunChanges:
         if (at := place_of(state)) is not None and self._first.changing is not None:
             (epoch, place), first = at, self._first
             epoch, place = (epoch + 1, first.start(epoch + 1)) if place is None else (epoch, place)
-            first.changing.resume_at(epoch, first.passed(place))
+            first.changing.resume_at(epoch, place.get("position", 0), first.passed(place))
 
     def _now(self) -> dict[str, Any]:
         changing = self._first.changing

@@ -128,7 +128,6 @@ class Skipping(Changing):
         self._of_order = sampler.changing
         self.grain = 0 if self._of_order is None else self._of_order.grain
         self._continues = sampler.facts.carries_over_epochs
-        self._n = len(sampler.order)
         self.skips = self._given = Skips(ranges, getattr(sampler.order, "run", 1))
         self._adopted: list[list[int]] = []
         sampler.changing, sampler.skipping = self, self
@@ -154,10 +153,10 @@ class Skipping(Changing):
         """See `Changing.presumed`."""
         return {} if self._of_order is None else self._of_order.presumed(settings)
 
-    def resume_at(self, epoch: int, sample: int) -> None:
+    def resume_at(self, epoch: int, position: int, sample: int) -> None:
         """See `Changing.resume_at`."""
         if self._of_order is not None:
-            self._of_order.resume_at(epoch, sample)
+            self._of_order.resume_at(epoch, position, sample)
 
     def choices(self) -> dict[str, Any]:
         """See `Changing.choices`."""
@@ -178,19 +177,19 @@ class Skipping(Changing):
     def left(self, place: State) -> int:
         """Samples from ``place`` to the end of its epoch."""
         at = self._sampler.passed(place)
-        return self.skips.kept(at + self._n - place["position"]) - self.skips.kept(at)
+        return self.skips.kept(at + self._length(place) - place["position"]) - self.skips.kept(at)
 
     def touches(self, place: State, many: int) -> bool:
         """Whether one of the next ``many`` positions of the epoch is skipped."""
         at = self._sampler.passed(place)
-        return self.skips.touch(at, at + min(many, self._n - place["position"]))
+        return self.skips.touch(at, at + min(many, self._length(place) - place["position"]))
 
     def read(self, place: State, many: int, every: int, first: int) -> tuple[Indices, State]:
         """See `IndexNode.read`; ``many`` is of all ranks."""
         origin, left = self._sampler.passed(place) - place["position"], self.left(place)
         number = self.skips.kept(origin + place["position"])
         positions = self.skips.at(np.arange(min(many, left)) + number) - origin
-        end = self._n if many > left else int(positions[-1]) + 1 if many else place["position"]
+        end = self._length(place) if many > left else int(positions[-1]) + 1 if many else place["position"]
         found = self._sampler.indices_at(place["epoch"], place.get("origin", 0), positions[first::every])
         return found, {**place, "position": end}
 
@@ -199,14 +198,15 @@ class Skipping(Changing):
         begin = self._sampler.begin_of(place["epoch"])
         kept = self._kept_of(place["epoch"])
         past = numbers >= kept
-        found = numbers + (self._n - kept)
+        found = numbers + (self._length(place) - kept)
         found[~past] = self.skips.at(numbers[~past] + self.skips.kept(begin)) - begin
         return found
 
     def wrapped(self, epoch: int, positions: Any) -> Any:
         """The positions in ``epoch`` of samples, of which those past its end are dealt once more."""
-        begin, past, within = self._sampler.begin_of(epoch), positions >= self._n, positions % self._n
-        numbers = (positions[past] - self._n) % max(1, self._kept_of(epoch))
+        begin, length = self._sampler.begin_of(epoch), self._sampler.length_of(epoch)
+        past, within = positions >= length, positions % length
+        numbers = (positions[past] - length) % max(1, self._kept_of(epoch))
         within[past] = self.skips.at(numbers + self.skips.kept(begin)) - begin
         return within
 
@@ -217,4 +217,7 @@ class Skipping(Changing):
 
     def _kept_of(self, epoch: int) -> int:
         begin = self._sampler.begin_of(epoch)
-        return self.skips.kept(begin + self._n) - self.skips.kept(begin)
+        return self.skips.kept(begin + self._sampler.length_of(epoch)) - self.skips.kept(begin)
+
+    def _length(self, place: State) -> int:
+        return self._sampler.length_of(place["epoch"])

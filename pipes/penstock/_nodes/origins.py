@@ -26,8 +26,8 @@ def origin_of(epoch: int, after: State | None, order: PlainOrder) -> int:
     if epoch == after["epoch"]:
         return origin
     # an epoch that is skipped unread counts as a whole one
-    delivered = after["position"] - after.get("left", 0) or len(order)
-    return int(origin + delivered + (epoch - after["epoch"] - 1) * len(order))
+    delivered = after["position"] - after.get("left", 0) or order.length_of(after["epoch"])
+    return int(origin + delivered + order.begin_of(epoch) - order.begin_of(after["epoch"] + 1))
 
 
 def checked_position(state: Any, order: PlainOrder) -> int:
@@ -38,7 +38,7 @@ def checked_position(state: Any, order: PlainOrder) -> int:
     """
     left = {"left": int} if isinstance(state, dict) and "left" in state else {}
     position: int = fields(state, epoch=int, position=int, origin=int, **left)["position"]
-    length = len(order)
+    length = order.length_of(state["epoch"])
     if state["origin"] > order.begin_of(state["epoch"]):
         raise StateError(
             f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the stream, "

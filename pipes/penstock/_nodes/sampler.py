@@ -56,9 +56,8 @@ class Sampler(FirstNode[Indices]):
                 f"sampler in SamplerWrapper."
             )
         self.order = order
-        self._n = len(order)
-        self._plain = plain = order if isinstance(order, PlainOrder) else _Foreign(self._n)
-        self.run, self.begin_of = plain.run, plain.begin_of
+        self._plain = plain = order if isinstance(order, PlainOrder) else _Foreign(len(order))
+        self.run, self.begin_of, self.length_of = plain.run, plain.begin_of, plain.length_of
         self.changing = order if isinstance(order, Changing) else None
         self._block: int = getattr(order, "read_ahead", BLOCK)
         self._changed, self._read_as = False, None if self.changing is None else self.changing.state
@@ -86,13 +85,15 @@ class Sampler(FirstNode[Indices]):
         return start | {"origin": origin_of(epoch, after, self._plain)} if self.facts.carries_over_epochs else start
 
     def left(self, place: State) -> int:
-        return self._n - int(place["position"]) if self.skipping is None else self.skipping.left(place)
+        if self.skipping is not None:
+            return self.skipping.left(place)
+        return self.length_of(place["epoch"]) - int(place["position"])
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Indices, State]:
         epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
         if self.skipping is not None and self.skipping.touches(place, n * every):
             return self.skipping.read(place, n * every, every, first)
-        start, end = position + first, min(position + n * every, self._n)
+        start, end = position + first, min(position + n * every, length := self.length_of(epoch))
         behind = {**place, "position": end}
         count = max(0, -(-(end - start) // every))
         if not count and self._planned is None:  # orders keep one epoch, and may have begun the next one
@@ -110,7 +111,7 @@ class Sampler(FirstNode[Indices]):
                 block = self._computed(epoch, origin, start, more, every)
             self._ahead, at, ahead = block, 0, block[4]
             there = len(ahead.positions)
-        if self._looks_ahead and at <= there // 2 < at + count and start + (there - at) * every >= self._n:
+        if self._looks_ahead and at <= there // 2 < at + count and start + (there - at) * every >= length:
             # The middle of the epoch's last block. The next epoch would otherwise begin with a batch that takes several
             # times as long.
             self._next = self._computed(epoch + 1, origin, first, self._block, every)
@@ -119,8 +120,8 @@ class Sampler(FirstNode[Indices]):
         return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
 
     def skip(self, place: State) -> State:
-        end = {**place, "position": self._n}
-        return {**end, "left": self._n - place["position"]} if self.facts.carries_over_epochs else end
+        end = {**place, "position": (length := self.length_of(place["epoch"]))}
+        return {**end, "left": length - place["position"]} if self.facts.carries_over_epochs else end
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
@@ -132,7 +133,7 @@ class Sampler(FirstNode[Indices]):
 
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
         nothing = self.peek(self.start(epoch), positions[:0])  # which says best why not
-        check_positions(epoch, positions, self._n, wraps=wraps)
+        check_positions(epoch, positions, self.length_of(epoch), wraps=wraps)
         return self.indices_at(epoch, 0, positions) if len(positions) else nothing
 
     @property
@@ -161,19 +162,19 @@ class Sampler(FirstNode[Indices]):
             position = checked_position(state, self._plain)
         else:
             position = fields(state, epoch=int, position=int)["position"]
-        if position > self._n:
+        if position > (length := self.length_of(state["epoch"])):
             raise StateError(
-                f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with "
-                f"another dataset, or a larger epoch_size?"
+                f"a state at position {position} is out of bounds: an epoch has {length} items. Was it saved with "
+                f"another dataset?"
             )
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
-        length = self.begin_of(epoch + 1) - self.begin_of(epoch)
+        length = self.length_of(epoch)
         position = length if place is None else place.get("position")
         origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
         if not is_count(position) or not is_count(origin):
             return {}
-        at = origin + min(position, max(length, self._n))
+        at = origin + min(position, length)
         stages = {} if self._scheduled is None else self._scheduled.settings_at(epoch, at)
         if self.skipping is None:
             return stages
@@ -207,7 +208,7 @@ class Sampler(FirstNode[Indices]):
         self._plans.shutdown()
 
     def _computed(self, epoch: int, origin: int, start: int, count: int, every: int) -> Block:
-        positions = np.arange(start, min(start + count * every, self._n), every)
+        positions = np.arange(start, min(start + count * every, self.length_of(epoch)), every)
         return epoch, origin, start, every, self.indices_at(epoch, origin, positions)
 
     def indices_at(self, epoch: int, origin: int, positions: np.ndarray) -> Indices:
@@ -218,7 +219,8 @@ class Sampler(FirstNode[Indices]):
             self._planned.keep(epoch)
         if self.facts.carries_over_epochs:
             return Indices(epoch, positions, self.order.indices(epoch, origin + positions))
-        within = positions % self._n if positions.size and positions.max() >= self._n else positions
+        length = self.length_of(epoch)
+        within = positions % length if positions.size and positions.max() >= length else positions
         if within is not positions and self.skipping is not None:
             within = self.skipping.wrapped(epoch, positions)
         return Indices(epoch, positions, self.order.indices(epoch, within))

@@ -41,8 +41,8 @@ class Changing:
         """
         return {}
 
-    def resume_at(self, epoch: int, sample: int) -> None:
-        """A run goes on at this sample of training, in ``epoch``."""
+    def resume_at(self, epoch: int, position: int, sample: int) -> None:
+        """A run goes on at ``position`` of ``epoch``, which is this sample of training."""
 
     def choices(self) -> dict[str, Any]:
         """What ranks must agree on, for people."""

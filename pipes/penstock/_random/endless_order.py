@@ -16,7 +16,8 @@ log = logging.getLogger("penstock")
 
 class EndlessOrder(PlainOrder, Changing):
     """An order that has no end. Where epochs begin does not matter to it, so a state that was saved with another
-    ``epoch_size`` loads: the epoch that it is inside, and all later ones, have the new one.
+    ``epoch_size`` loads: the epoch that it is inside, and all later ones, have the new one. If that epoch is longer
+    already, it ends there.
     """
 
     _eras: list[tuple[int, int, int]] | None = None  # first epoch, its first item, items in an epoch
@@ -25,6 +26,10 @@ class EndlessOrder(PlainOrder, Changing):
         """See `PlainOrder.begin_of`."""
         since, begin, size = self._era_of(epoch)
         return begin + (epoch - since) * size
+
+    def length_of(self, epoch: int) -> int:
+        """See `PlainOrder.length_of`."""
+        return self._era_of(epoch)[2]
 
     def changes(self) -> dict[str, Any]:
         """See `Changing.changes`."""
@@ -49,12 +54,15 @@ class EndlessOrder(PlainOrder, Changing):
         size = settings.get("length", self._n)
         return {} if size == self._n else {"epochs": [[0, 0, size]]}
 
-    def resume_at(self, epoch: int, sample: int) -> None:
+    def resume_at(self, epoch: int, position: int, sample: int) -> None:
         """See `Changing.resume_at`."""
-        if self._eras is not None and (size := self._eras[-1][2]) != self._n:
-            log.info("epochs had %d items, and from epoch %d on they have %d.", size, epoch, self._n)
-            earlier = [era for era in self._eras if era[0] < epoch]
-            self._eras = [*earlier, (epoch, self.begin_of(epoch), self._n)] if earlier else None
+        if self._eras is None or (size := self._eras[-1][2]) == self._n:
+            return
+        log.info("epochs had %d items, and from epoch %d on they have %d.", size, epoch, self._n)
+        begin, earlier = self.begin_of(epoch), [era for era in self._eras if era[0] < epoch]
+        if position > self._n:  # it ends here
+            earlier, epoch, begin = [*earlier, (epoch, begin, position)], epoch + 1, begin + position
+        self._eras = [*earlier, (epoch, begin, self._n)] if earlier else None
 
     def choices(self) -> dict[str, Any]:
         """See `Changing.choices`."""
@@ -62,7 +70,7 @@ class EndlessOrder(PlainOrder, Changing):
 
     def settings_of(self, epoch: int) -> dict[str, Any]:
         """The settings that depend on the epoch."""
-        return {"length": self._era_of(epoch)[2]}
+        return {"length": self.length_of(epoch)}
 
     def _era_of(self, epoch: int) -> tuple[int, int, int]:
         if self._eras is None:

@@ -216,9 +216,9 @@ class GrowingLanes(InterleavedOrder):
             self._growth.eras = before
             raise StateError(DAMAGED)
 
-    def resume_at(self, epoch: int, sample: int) -> None:
+    def resume_at(self, epoch: int, position: int, sample: int) -> None:
         """See `Changing.resume_at`."""
-        super().resume_at(epoch, sample)
+        super().resume_at(epoch, position, sample)
         self._growth.goes_on(-(-sample // self.lanes) * self.lanes)
         if self._dealt_for != self._growth.eras:
             self._dealt_for = self._growth.eras

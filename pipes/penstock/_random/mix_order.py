@@ -109,7 +109,7 @@ class MixOrder(EndlessOrder):
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
-        check_positions(positions, self._n)
+        check_positions(positions, self.length_of(epoch))
         out = np.empty(len(positions), np.int64)
         runs = positions if self.run == 1 else positions // self.run
         first = self.begin_of(epoch) // self.run  # the epoch's first run: a Python int, because it may exceed 64 bits

@@ -71,6 +71,10 @@ class PlainOrder(Shown):
         """The samples of training before ``epoch``, if none before it is left early."""
         return epoch * self._n
 
+    def length_of(self, epoch: int) -> int:
+        """The positions in ``epoch``."""
+        return self._n
+
     def take(self) -> None:
         """Called when a loader that reads in this order was built, or starts; see `InterleavedOrder`."""
 

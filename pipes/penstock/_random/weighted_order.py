@@ -133,7 +133,7 @@ class WeightedOrder(PlainOrder, Changing):
         self._used, self._next, self._expected, self._changed = used, following, expected, digest is not None
         self._replaced = before
 
-    def resume_at(self, epoch: int, sample: int) -> None:
+    def resume_at(self, epoch: int, position: int, sample: int) -> None:
         """See `Changing.resume_at`."""
         self._begun = self._begun or sample > 0
         if not self._used[0].bounds.size and sample < self._used[0].since * self._n:  # a commit, behind the loop
