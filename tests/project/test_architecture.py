@@ -37,20 +37,23 @@ MAY_IMPORT = {  # room: those it may import from
     "_workers": "_errors _statistics _memory",
     "_fetch": "_arguments _errors _statistics _random _memory _workers",
     "_nodes": "_arguments _errors _statistics _random _memory _workers _fetch",
+    "_changing": "_arguments _errors _random _fetch _nodes",
     "_observe": "_arguments _errors _statistics _workers _fetch",
-    "_loader": "_arguments _errors _statistics _random _memory _workers _fetch _nodes _observe _streams",
+    "_loader": "_arguments _errors _statistics _random _memory _workers _fetch _nodes _changing _observe _streams",
     "_datasets": "_arguments _errors _random _memory _files _workers _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _files _workers _fetch",
     # the front door itself
     "": (
-        "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams formats nodes orders statistics "
-        "testing"
+        "_observe _errors _statistics _random _fetch _nodes _changing _loader _datasets _streams formats nodes orders "
+        "statistics testing"
     ),
     "formats": "_arguments _errors _files _fetch _streams",
-    "nodes": "_fetch _nodes",  # the front door of that room, as the next two are of theirs
+    "nodes": "_fetch _nodes _changing",  # the front door of that room, as the next two are of theirs
     "orders": "_random",
     "statistics": "_observe _statistics",
-    "_command": "_arguments _errors _statistics _files _workers _fetch _nodes _observe _loader _streams formats",
+    "_command": (
+        "_arguments _errors _statistics _files _workers _fetch _nodes _changing _observe _loader _streams formats"
+    ),
     "__main__": "_command",
     "testing": "_errors _random _fetch _nodes _loader",
     "integrations": "front nodes",
@@ -223,8 +226,8 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
 
 def test_the_house_is_small() -> None:
     boxes = boxes_of(files_of(PACKAGE))
-    assert len(boxes) <= 19
-    assert max(floors(boxes).values()) <= 8
+    assert len(boxes) <= 20
+    assert max(floors(boxes).values()) <= 9  # what a run changes stands between the nodes and the loader
     assert sum(code_of(PACKAGE).values()) <= CODE
 
 

@@ -25,8 +25,6 @@ from penstock._random.mix_stages import as_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock._loader.graph_reader import GraphReader
-
 _PLAIN: Final = 512
 """Longer JSON is compressed."""
 _MOST: Final = 2**24
@@ -35,9 +33,9 @@ _MOST: Final = 2**24
 
 @final
 class RunChanges:
-    """The changes of the run of ``reader``'s loader. They are in the first node of its graph."""
+    """The changes of a run, in the first node of the graph that ``reader``, a `GraphReader`, reads."""
 
-    def __init__(self, reader: GraphReader[Any]) -> None:
+    def __init__(self, reader: Any) -> None:
         self._reader = reader
         self._first: Any = reader.positions.first
         self._saved: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # what there was, and its entry

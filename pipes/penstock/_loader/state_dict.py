@@ -158,9 +158,10 @@ _REMEDIES: Final = {
     **dict.fromkeys(
         ("dataset_length", "shards"), " (if there is more behind what there was: grow=True; in a mix, one more source)"
     ),
-    "batch_size": (
-        " (of one rank; with Buckets keep it, whatever the number of ranks, because it is part of the plan of the "
-        "epoch)"
+    **dict.fromkeys(
+        ("batch_size", "most", "max_tokens", "budget"),
+        " (of one rank, and part of the plan of the epoch: with groups keep it, whatever the number of ranks. On half "
+        "as many, accumulate the gradients of twice as many batches, which keeps the size of a step)",
     ),
     "batches_of": " (with a batch_size a loader makes batches of samples; with batch_size=None it gives them singly)",
     "held": " (a step holds this; its settings() may say what counts instead)",
