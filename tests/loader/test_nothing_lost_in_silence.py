@@ -18,9 +18,7 @@ from torchdata.nodes import BaseNode
 import penstock
 from penstock import Loader, SourceError, StateMismatch
 from penstock._nodes.plan_source import PlanRequest
-from penstock._nodes.sampler_epochs import SamplerCopy
-from penstock._nodes.sampler_reading import Reading
-from penstock._nodes.sampler_traits import copied
+from penstock._nodes.sampler_reading import SamplerReader
 from penstock.nodes import Batcher, Cycler, IterableSource, Mapper, ParallelMapper, Prefetcher, Sharder
 from penstock.testing import Tagged
 
@@ -577,9 +575,10 @@ def test_two_loaders_may_share_a_sampler_and_its_generator(generator, given):
         one = RandomSampler(range(8), generator=generator)
         return BatchSampler(one, 2, False) if given else one
 
-    alone = [Reading(sampler(), 4, epoch, batches=given, draws=False).block().values.tolist() for epoch in range(2)]
-    shared = sampler(made)
-    readers = [SamplerCopy(copied(shared), 4, batches=given) for _ in range(2)]
-    readings = [reader(PlanRequest(epoch)) for epoch, reader in enumerate(readers)]
-    assert [reading.blocks[0].values.tolist() for reading in readings] == alone
+    def read(readers):
+        return [reader(PlanRequest(epoch)).blocks[0].values.tolist() for epoch, reader in enumerate(readers)]
+
+    shared = SamplerReader(sampler(made), 4, given)
+    alone = read([SamplerReader(sampler(), 4, given) for _ in range(2)])
+    assert read([shared.copied() for _ in range(2)]) == alone
     assert before is None or torch.equal(made.get_state(), before)

@@ -14,7 +14,7 @@ from samplers import Drawing, Remembering, Told, following, plain
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torch.utils.data import Sampler as TorchSampler
 
-from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
+from penstock._errors import ClosedError, GraphError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.distributed_sampler import taken_over
 from penstock._nodes.sampler_traits import wrapped
@@ -205,8 +205,9 @@ class TestSamplerWrapperResumes:
     def test_not_from_behind_the_end(self, wrap):
         node = wrap(OfEpoch())
         next(node)
-        with pytest.raises(StateError, match="out of bounds: epoch 0 has 11 items"):
-            node.check({"epoch": 0, "position": 12, "checksum": 0})
+        node.reset({"epoch": 0, "position": 12, "checksum": 0})
+        with pytest.raises(StateMismatch, match="there are only 11 items"):
+            next(node)
 
 
 class TestSamplerWrapperPlansAhead:
