@@ -124,14 +124,6 @@ class SamplerEpoch:
             self._read()
         return self.kept(position)
 
-    def fits(self, position: int, checksum: int | None) -> bool:
-        """Whether this may be the epoch that has ``checksum`` before ``position``; what was not read yet is compared
-        when it is.
-        """
-        if (block := self.kept(position)) is not None:
-            return block.fits(position, checksum)
-        return position >= self.blocks[-1].end and self._items is not None
-
     def replay(self) -> None:
         """Read it to its end, or `_REPLAYED` blocks of it, for the sampler to be where that leaves it."""
         for _ in range(_REPLAYED):
@@ -198,7 +190,8 @@ class SamplerEpoch:
             try:
                 values += array("q", chunk)
             except Exception:  # not whole numbers, or too large
-                values = [*values, *map(_unwrapped, chunk)]
+                values = values.tolist() if isinstance(values, array) else values
+                values += map(_unwrapped, chunk)
             read = len(lengths) if self._reader.batches else len(values)
             if self.said is None or last.more:
                 more = read >= CHUNK or len(values) >= LARGE

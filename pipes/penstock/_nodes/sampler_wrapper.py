@@ -153,16 +153,13 @@ class SamplerWrapper(FirstNode[Any]):
         if self._copy is not None:
             self._current = None
             return ahead is None
-        if known is None or not (place["position"] and known.fits(place["position"], self._checksum(place))):
-            self._take(self._read(epoch))
-            if epoch and self.has_workers and self._once("gap"):
-                log.info(
-                    f"{self._name} is read when an epoch begins, and nothing of that epoch is loaded before. If its "
-                    f"order depends on nothing but its set_epoch, pass plan_ahead=True; an order (order=) needs no "
-                    f"declaration."
-                )
-            return known is None
-        return True
+        self._plan_at(place, anew=not place["position"])
+        if self._current is not known and epoch and self.has_workers and self._once("gap"):
+            log.info(
+                f"{self._name} is read when an epoch begins, and nothing of that epoch is loaded before. If its order "
+                f"depends on nothing but its set_epoch, pass plan_ahead=True; an order (order=) needs no declaration."
+            )
+        return known is None or known is self._current
 
     def start(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "position": 0, "checksum": 0}
@@ -173,9 +170,6 @@ class SamplerWrapper(FirstNode[Any]):
         known = self._of(place["epoch"])
         items = self._length(place["epoch"]) if known is None else len(known.blocks[0]) if known.whole else None
         return None if items is None else max(items - place["position"], 0)
-
-    def claimed(self, epoch: int) -> int | None:
-        return length(self.sampler) if self._is_sized and not told_by(self.sampler) else super().claimed(epoch)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
         epoch, position, checksum = place["epoch"], place["position"], place["checksum"]
@@ -233,7 +227,10 @@ class SamplerWrapper(FirstNode[Any]):
 
     def note(self, place: State, *, again: bool = False) -> tuple[int, ...]:
         known, said = self._of(place["epoch"]), self.known(place)
-        return (said,) if known is not None and said is not None and _read_alike(known.blocks[0].values) else ()
+        if known is None or said is None:
+            return ()
+        values = known.blocks[0].values
+        return (said,) if all(map(reads_alike, values[:: 1 + len(values) // 256])) else ()
 
     def interrupt(self) -> None:
         self._plans.interrupt()
@@ -248,10 +245,6 @@ class SamplerWrapper(FirstNode[Any]):
     def _of(self, epoch: int) -> SamplerEpoch | None:
         """What was read of ``epoch``."""
         return current if (current := self._current) is not None and current.epoch == epoch else None
-
-    def _checksum(self, place: State) -> int | None:
-        """What the samples before ``place`` must have; None if they are not compared."""
-        return None if self._own else place["checksum"]
 
     def _check_is_whole(self, known: SamplerEpoch | None) -> None:
         if known is None or not known.whole:
@@ -310,12 +303,12 @@ class SamplerWrapper(FirstNode[Any]):
                 lengths[epoch] = length(self.sampler if other is None else other)
         return lengths[epoch]
 
-    def _plan_at(self, place: State) -> Plan:
+    def _plan_at(self, place: State, *, anew: bool = False) -> Plan:
         """What was read of the epoch of ``place``, or the block with the item there. Orders the next epoch."""
-        epoch, position, checksum = place["epoch"], place["position"], self._checksum(place)
+        epoch, position, checksum = place["epoch"], place["position"], None if self._own else place["checksum"]
         known = self._of(epoch)
         plan = None if known is None else known.at(position)
-        if plan is None or (place is not self._follows and not plan.fits(position, checksum)):
+        if anew or plan is None or (place is not self._follows and not plan.fits(position, checksum)):
             # not begun by a loader, of another run, or no longer in memory
             if self._copy is None and self._is_planned:
                 self._copy = self._copied()
@@ -346,11 +339,6 @@ class SamplerWrapper(FirstNode[Any]):
             f"new epoch. A sampler that remembers what it has yielded can only move forward: load the state into a new "
             f"loader over a new sampler."
         )
-
-
-def _read_alike(values: Any) -> bool:
-    """Whether equal samples have the same checksum in every process."""
-    return not isinstance(values, list) or all(map(reads_alike, values[:: 1 + len(values) // 256]))
 
 
 def _items(epoch: int, plan: Plan, places: np.ndarray) -> Sequence[Any]:
