@@ -8,7 +8,6 @@ import os
 import random
 import threading
 import zlib
-from collections import deque
 from functools import partial
 from itertools import islice
 
@@ -29,9 +28,8 @@ END = "end of epoch"
 class Remembers:
     """Draws on from where it was left, and not from anything that is seeded for it."""
 
-    def __init__(self, **more):
+    def __init__(self):
         self.rng = random.Random(7)
-        vars(self).update(more)
 
     def __len__(self):
         return N
@@ -40,37 +38,13 @@ class Remembers:
         return iter(self.rng.sample(range(N), N))
 
 
-class Draws:
-    """Cannot be pickled, and draws from the global generator."""
-
-    def __init__(self):
-        self.cannot = lambda: None
-
-    def __len__(self):
-        return N
-
-    def __iter__(self):
-        return iter(np.random.permutation(N).tolist())
-
-
-class Turns:
-    """Turns what it calls its dataset by one place each time it is read."""
-
-    def __init__(self):
-        self.dataset = deque(range(N))
-
-    def __len__(self):
-        return N
-
-    def __iter__(self):
-        self.dataset.rotate(1)
-        return iter([*self.dataset])
-
-
-class IsTold(Draws):
+class IsTold:
     """Has a ``set_epoch``."""
 
     epoch = 0
+
+    def __len__(self):
+        return N
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -79,14 +53,7 @@ class IsTold(Draws):
         return iter([(k + self.epoch) % N for k in range(N)])
 
 
-SAMPLERS = {
-    "is told": IsTold,
-    "turns its dataset": Turns,
-    "torch's": lambda: RandomSampler(range(N)),
-    "remembers": Remembers,
-    "cannot be pickled": lambda: Remembers(more=lambda: None),
-    "draws": Draws,
-}
+SAMPLERS = {"is told": IsTold, "torch's": lambda: RandomSampler(range(N)), "remembers": Remembers}
 
 
 def looked_at(loader: Loader) -> int | None:
@@ -135,11 +102,9 @@ WAYS = {
     "inline": {},
     "threads": {"num_workers": 2, "method": "thread"},
     "not run ahead": {"num_workers": 1, "method": "thread", "prefetch_next_epoch": False},
-    "not planned ahead": {"plan_ahead": False},
 }
 
 
-@pytest.mark.filterwarnings("ignore:Draws draws from the global random numbers")
 @pytest.mark.parametrize("way", [*WAYS, "a thread reads"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_looking_shows_what_comes_and_changes_nothing(name, way):
@@ -179,18 +144,10 @@ def whole_epochs(items, seen):
         said.append(one)
 
 
-def test_a_sampler_that_cannot_be_asked_beforehand_is_left_alone():
-    """It holds a lock, so it can be neither pickled nor copied: what it has yielded is gone."""
-    with canonical(Remembers(lock=threading.Lock())) as loader, canonical(Remembers()) as other:
-        for _ in range(3):
-            assert looked_at(loader) is None  # it is read when its epoch begins
-            assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in other]
-
-
 def test_of_a_sampler_that_is_updated_the_present_one_counts():
     """It may be updated once more before the epoch begins."""
     given = list(range(N))
-    with canonical(given, plan_ahead=False) as loader:
+    with canonical(given) as loader:
         first = looked_at(loader)
         given.reverse()
         assert looked_at(loader) != first

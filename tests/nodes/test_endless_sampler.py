@@ -45,19 +45,6 @@ class Words(Sampler):
         return f"word {k}"
 
 
-class Here:
-    """Cannot be pickled, so it is read in this process."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __reduce__(self):
-        raise TypeError("stays here")
-
-    def __iter__(self):
-        return iter(self.sampler)
-
-
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks of 10 items, or 10 samples in batches."""
@@ -93,7 +80,6 @@ def test_an_endless_sampler_gives_what_dataloader_gives(blocks, words, workers):
 
 ENDLESS = {
     "passes": (Passes, None),
-    "passes, here": (lambda: Here(Passes()), None),
     "draws": (Drawing, None),
     "draws, in batches": (lambda: BatchSampler(Drawing(), 3, drop_last=False), True),
     "is lent a generator": (Lent, None),
