@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import zlib
+from collections import deque
 from functools import partial
 from itertools import islice
 
@@ -28,8 +29,9 @@ END = "end of epoch"
 class Remembers:
     """Draws on from where it was left, and not from anything that is seeded for it."""
 
-    def __init__(self):
+    def __init__(self, **more):
         self.rng = random.Random(7)
+        vars(self).update(more)
 
     def __len__(self):
         return N
@@ -38,13 +40,37 @@ class Remembers:
         return iter(self.rng.sample(range(N), N))
 
 
-class IsTold:
-    """Has a ``set_epoch``."""
+class Draws:
+    """Cannot be pickled, and draws from the global generator."""
 
-    epoch = 0
+    def __init__(self):
+        self.cannot = lambda: None
 
     def __len__(self):
         return N
+
+    def __iter__(self):
+        return iter(np.random.permutation(N).tolist())
+
+
+class Turns:
+    """Turns what it calls its dataset by one place each time it is read."""
+
+    def __init__(self):
+        self.dataset = deque(range(N))
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        self.dataset.rotate(1)
+        return iter([*self.dataset])
+
+
+class IsTold(Draws):
+    """Has a ``set_epoch``."""
+
+    epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -53,7 +79,14 @@ class IsTold:
         return iter([(k + self.epoch) % N for k in range(N)])
 
 
-SAMPLERS = {"is told": IsTold, "torch's": lambda: RandomSampler(range(N)), "remembers": Remembers}
+SAMPLERS = {
+    "is told": IsTold,
+    "turns its dataset": Turns,
+    "torch's": lambda: RandomSampler(range(N)),
+    "remembers": Remembers,
+    "cannot be pickled": lambda: Remembers(more=lambda: None),
+    "draws": Draws,
+}
 
 
 def looked_at(loader: Loader) -> int | None:
@@ -102,9 +135,11 @@ WAYS = {
     "inline": {},
     "threads": {"num_workers": 2, "method": "thread"},
     "not run ahead": {"num_workers": 1, "method": "thread", "prefetch_next_epoch": False},
+    "not planned ahead": {"plan_ahead": False},
 }
 
 
+@pytest.mark.filterwarnings("ignore:Draws draws from the global random numbers")
 @pytest.mark.parametrize("way", [*WAYS, "a thread reads"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_looking_shows_what_comes_and_changes_nothing(name, way):
@@ -144,10 +179,18 @@ def whole_epochs(items, seen):
         said.append(one)
 
 
+def test_a_sampler_that_cannot_be_asked_beforehand_is_left_alone():
+    """It holds a lock, so it can be neither pickled nor copied: what it has yielded is gone."""
+    with canonical(Remembers(lock=threading.Lock())) as loader, canonical(Remembers()) as other:
+        for _ in range(3):
+            assert looked_at(loader) is None  # it is read when its epoch begins
+            assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in other]
+
+
 def test_of_a_sampler_that_is_updated_the_present_one_counts():
     """It may be updated once more before the epoch begins."""
     given = list(range(N))
-    with canonical(given) as loader:
+    with canonical(given, plan_ahead=False) as loader:
         first = looked_at(loader)
         given.reverse()
         assert looked_at(loader) != first

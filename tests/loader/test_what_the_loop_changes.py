@@ -12,9 +12,11 @@ import multiprocessing
 import multiprocessing.managers
 import pickle
 import random
+import tempfile
 import threading
 from functools import cache, partial
 from itertools import islice, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +38,10 @@ METHODS = {
     "inline": {},
     "threads": {"num_workers": 2, "method": "thread"},
     "processes": {"num_workers": 2},
+    "threads, not planned ahead": {"num_workers": 2, "method": "thread", "plan_ahead": False},
 }
+HOW = [how for how in METHODS if "planned" not in how]
+by_every_method = pytest.mark.parametrize("how", HOW)
 
 
 def values(loader):
@@ -62,6 +67,16 @@ class Epochs(torch.utils.data.Sampler):
         return N
 
 
+class Hidden(Epochs):
+    def __init__(self):
+        self._e = 0
+
+    epoch = property(lambda self: self._e)
+
+    def set_epoch(self, epoch):
+        self._e = int(epoch)
+
+
 class Derived(Epochs):
     """Keeps something that it makes of the number."""
 
@@ -73,6 +88,35 @@ class Derived(Epochs):
 
     def __iter__(self):
         return iter([(k + self.shift) % N for k in range(N)])
+
+
+class Base(Epochs):
+    """Holds another sampler under another name."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def set_epoch(self, epoch):
+        self.base.set_epoch(epoch)
+
+    def __iter__(self):
+        return iter(self.base)
+
+
+class Slotted:
+    __slots__ = ("current_epoch",)
+
+    def __init__(self):
+        self.current_epoch = 0
+
+    def set_epoch(self, epoch):
+        self.current_epoch = epoch
+
+    def __iter__(self):
+        return iter([(k + self.current_epoch) % N for k in range(N)])
+
+    def __len__(self):
+        return N
 
 
 class Outer(torch.utils.data.Sampler):
@@ -133,27 +177,33 @@ SET_ON = {  # what `from_dataset` gets, and the object whose epoch is set
     "BatchSampler of one": lambda: ({"batch_sampler": BatchSampler(sampler := one_rank(), 4, False)}, sampler),
     "a batch sampler over one": lambda: ({"batch_sampler": Outer(sampler := one_rank())}, sampler),
     "its own sampler": lambda: ({"batch_size": 4, "sampler": (sampler := Epochs())}, sampler),
+    "an attribute of another name, as int": lambda: ({"batch_size": 4, "sampler": (sampler := Hidden())}, sampler),
     "a sum": lambda: ({"batch_size": 4, "sampler": (sampler := Derived())}, sampler),
+    "a sampler in another": lambda: ({"batch_size": 4, "sampler": Base(sampler := Epochs())}, sampler),
+    "a slot": lambda: ({"batch_size": 4, "sampler": (sampler := Slotted())}, sampler),
     "an IterableDataset": lambda: ({"dataset": (stream := Stream()), "batch_size": 4}, stream),
     "a shared tensor": lambda: ({"dataset": (stream := SharedEpoch()), "batch_size": 4}, stream),
     "the dataset": lambda: ({"dataset": (data := Rotated()), "batch_size": 4, "shuffle": True}, data),
 }
-DATA_IN_PROCESSES = ("the dataset", "processes")
-NUMBERED = [on for on in SET_ON if on != "a sum"]
-"""Those that keep the number as ``epoch``. Of the other one, the loader follows the order only."""
+DATA_IN_THREADS, DATA_IN_PROCESSES = ("the dataset", "threads"), ("the dataset", "processes")
+
+
+NUMBERED = [on for on in SET_ON if on not in ("a sum", "a sampler in another", "a slot")]
+"""Those that keep the number as ``epoch``. Of the others, the loader follows the order only."""
 
 
 def build(on, how, **more):
     words, one = SET_ON[on]()
+    if (on, how.partition(",")[0]) == DATA_IN_THREADS:
+        pytest.skip("such a dataset is refused with threads")
     return Loader.from_dataset(**{"dataset": Tagged(N), **words, **METHODS[how], **more}), one
 
 
-def led(on, how, epochs):
-    """The epochs that the loop sets on its object."""
-    loader, one = build(on, how)
+def resumed(on, how, start, **more):
+    loader, one = build(on, how, **more)
     with loader:
         read = []
-        for epoch in epochs:
+        for epoch in range(start, 5):
             one.set_epoch(epoch)
             read.append(values(loader))
     return read
@@ -162,37 +212,26 @@ def led(on, how, epochs):
 @cache
 def in_order(on):
     """Five epochs, by no worker."""
-    return led(on, "inline", range(5))
+    return resumed(on, "inline", 0)
 
 
 @pytest.mark.parametrize(
     ("on", "how"),
     mostly_soak(
-        product(SET_ON, METHODS),
-        [
-            *((on, "inline") for on in SET_ON),
-            ("its own sampler", "threads"),
-            ("a batch sampler over one", "processes"),
-            ("an IterableDataset", "threads"),
-            ("a shared tensor", "processes"),
-            DATA_IN_PROCESSES,
-        ],
+        product(SET_ON, HOW),
+        [*by_turns(SET_ON, HOW), ("its own sampler", "threads"), ("an IterableDataset", "threads"), DATA_IN_PROCESSES],
     ),
 )
 class TestSetEpochOnTheUsersObject:
-    def test_it_leads(self, on, how):
-        """To the samples and the random numbers of that epoch, if it keeps the number as ``epoch``; else to its order
-        only. A repeated number repeats the epoch, as with ``loader.set_epoch``; of data, only one that differs is seen.
-        Seen to fail: the orders of epochs 0 and 1 again, without a word; epochs 0, 1, 0, where the number was compared
-        with the one that the object held."""
-        whole = in_order(on)
+    def test_it_starts_there(self, on, how):
+        """With the samples and the random numbers of that epoch, if it keeps the number as ``epoch``; else with its
+        order only. Seen to fail: the orders of epochs 0 and 1 again, without a word."""
+        whole, rest = resumed(on, how, 0), resumed(on, how, 3)
+        assert whole == in_order(on)
         assert len({*map(str, whole)}) == 5
         assert [{value // 1000 for value in read} for read in whole] == [{epoch} for epoch in range(5)]
-        asked = (3, 0, 1, 4, 2) if "data" in on.lower() or "tensor" in on else (3, 0, 0, 0, 1, 1, 4, 2)
-        period = 10000 if on in NUMBERED else 1000
-        assert [[value % period for value in read] for read in led(on, how, asked)] == [
-            [value % period for value in whole[epoch]] for epoch in asked
-        ]
+        assert [[value % 1000 for value in read] for read in rest] == [[v % 1000 for v in read] for read in whole[3:]]
+        assert rest == whole[3:] or on not in NUMBERED
 
     def test_it_says_which_epoch_runs(self, on, how):
         """With no call of the loop's. An epoch that is read ahead is told to a copy. Seen to fail: never told; told an
@@ -201,15 +240,30 @@ class TestSetEpochOnTheUsersObject:
         with loader:
             for epoch in range(3):
                 for _ in loader:
-                    said = one.shift - 70 if on == "a sum" else one.epoch
-                    assert said == epoch or (on, how) == DATA_IN_PROCESSES
+                    said = next(
+                        int(getattr(one, name)) for name in ("shift", "epoch", "current_epoch") if hasattr(one, name)
+                    )
+                    assert said in (epoch, 70 + epoch) or (on, how) == ("the dataset", "processes")
+
+    def test_a_repeated_number_repeats_the_epoch(self, on, how):
+        """As with ``loader.set_epoch``; of data, only a number that differs is seen. Seen to fail: epochs 0, 1, 0,
+        where the number was compared with the one that the object held."""
+        whole = in_order(on)
+        asked = (0, 1, 4, 2, 3) if "data" in on.lower() or "tensor" in on else (0, 0, 0, 1, 1, 4, 2)
+        loader, one = build(on, how)
+        with loader:
+            read = []
+            for epoch in asked:
+                one.set_epoch(epoch)
+                read.append([value % 1000 if on not in NUMBERED else value for value in values(loader)])
+        assert read == [[value % 1000 if on not in NUMBERED else value for value in whole[epoch]] for epoch in asked]
 
     def test_a_loaded_state_is_contradicted_as_by_the_loader(self, on, how):
         """Seen to fail: the loop's numbers and the loader's were of different epochs from then on."""
         if on in ("an IterableDataset", "a shared tensor") or on not in NUMBERED:
             pytest.skip("without a length, the state wins; without an attribute epoch, nobody sees the number")
         whole = in_order(on)
-        loader, _ = build(on, how)
+        loader, one = build(on, how)
         with loader:
             loader.set_epoch(2)
             first = next(iter(loader))
@@ -224,13 +278,27 @@ class TestSetEpochOnTheUsersObject:
         other, one = build(on, how)
         with other:
             other.load_state_dict(state)
-            asked = 1 if on == "the dataset" else 0  # which a new one holds
-            one.set_epoch(asked)
-            with pytest.raises(
-                StateError, match=rf"set_epoch\({asked}\) was called, but the loaded state is in epoch 2"
-            ):
+            one.set_epoch(1)
+            with pytest.raises(StateError, match=r"set_epoch\(1\) was called, but the loaded state is in epoch 2"):
                 next(iter(other))
             assert values(other) == whole[2][4:]
+
+
+def test_it_comes_before_the_number_of_a_trainer():
+    """Lightning sets its own number on ``loader.sampler`` before each epoch; whoever speaks last counts. Seen to fail:
+    the user's call counted for nothing."""
+    sampler = Epochs()
+    with Loader.from_dataset(Tagged(N), 4, sampler=sampler, num_workers=2) as loader:
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            sampler.set_epoch(2 * epoch + 2)
+            assert values(loader)[0] == 1002 * (2 * epoch + 2) - 2 * epoch - 2
+        loader.set_epoch(1)
+        sampler.set_epoch(7)
+        assert values(loader)[0] == 7007
+        sampler.set_epoch(3)
+        loader.set_epoch(1)
+        assert values(loader)[0] == 1001
 
 
 def test_an_interrupted_next_leaves_the_call_to_the_following_one():
@@ -263,6 +331,13 @@ def test_a_copy_of_a_loader_hears_the_calls_on_its_own_sampler():
                 [*other.root.chain()][-1].sampler.set_epoch(3)
                 assert values(other)[0] // 1000 == 3
         assert values(loader)[0] // 1000 == 0
+
+
+def test_an_epoch_may_be_assigned():
+    sampler = Epochs()
+    with Loader.from_dataset(Tagged(N), 4, sampler=sampler) as loader:
+        sampler.epoch = 3
+        assert values(loader) == [3000 + (k + 3) % N for k in range(N)]
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -316,6 +391,20 @@ def test_after_a_break_the_user_has_the_last_word(how, caplog):
     assert said[0].startswith("Derived was not told that epoch 1 begins")
 
 
+def test_a_state_in_another_epoch_is_contradicted_by_a_call_with_0():
+    """Seen to fail: the object held 0 already, so the call was not seen."""
+    with Loader.from_dataset(Tagged(N), 4, sampler=Epochs()) as loader:
+        loader.set_epoch(2)
+        next(iter(loader))
+        state = loader.state_dict()
+    sampler = Epochs()
+    with Loader.from_dataset(Tagged(N), 4, sampler=sampler) as other:
+        other.load_state_dict(state)
+        sampler.set_epoch(0)
+        with pytest.raises(StateError, match=r"set_epoch\(0\) was called, but the loaded state is in epoch 2"):
+            next(iter(other))
+
+
 def test_what_an_object_makes_of_the_number_is_no_call():
     """Seen to fail: epochs 0 1 2 3 4 3 4 3, where the number that it held was compared."""
 
@@ -356,6 +445,20 @@ def test_a_request_inside_an_epoch_moves_no_sampler(kind, how, monkeypatch):
             read += [value for batch in (batches if whole else ()) for value in batch.tolist()]
             assert read == [(k + shift) % N for k in range(N if whole else 4)]
             assert values(loader) == [(k + shift + 5) % N for k in range(N)]
+
+
+def test_two_loaders_may_share_a_sampler():
+    """What one tells it is no call; a call counts for both. Seen to fail: epochs 1, 3, 5."""
+    sampler = Epochs()
+    with (
+        Loader.from_dataset(Tagged(N), 4, sampler=sampler) as first,
+        Loader.from_dataset(Tagged(N), 4, sampler=sampler) as second,
+    ):
+        for epoch in range(3):
+            values(first), values(first)
+            assert values(second)[0] == 1001 * epoch
+        sampler.set_epoch(7)
+        assert values(first)[0] == 7007
 
 
 def test_nothing_is_written_into_what_is_the_users():
@@ -432,13 +535,13 @@ WANTED = "ABABB"
 
 
 class Of:
-    """Reads what it is given."""
+    """Reads what it is given: a list, an object with a list, or a function."""
 
     def __init__(self, source):
         self.source = source
 
     def __iter__(self):
-        return iter(self.source)
+        return iter(self.source() if callable(self.source) else getattr(self.source, "order", self.source))
 
     def __len__(self):
         return N
@@ -449,6 +552,30 @@ class Drawn(Of):
 
     def __iter__(self):
         return iter(random.sample(self.source, N))
+
+
+class Remembers(Of):
+    """From a generator of its own, which nobody seeds."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.rng = random.Random(5)
+
+    def __iter__(self):
+        return iter(self.rng.sample(self.source, N))
+
+
+class Locked(Of):
+    """Can be neither copied nor compared."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.lock = threading.Lock()
+
+
+class Holder:
+    def __init__(self):
+        self.order = [*range(N)]
 
 
 def half(which):
@@ -480,6 +607,31 @@ def weights_in_place():
     return sampler, lambda which: sampler.weights.copy_(torch.tensor(A if which == "A" else B))
 
 
+def a_closure():
+    held = half("A")
+
+    class Local(Of):
+        def __iter__(self):
+            return iter(held)
+
+    return Local(None), lambda which: held.__setitem__(slice(None), half(which))
+
+
+def an_object():
+    holder = Holder()
+    return Of(holder), lambda which: setattr(holder, "order", half(which))
+
+
+def a_file():
+    path = Path(tempfile.mkdtemp()) / "order"
+
+    class Local(Of):
+        def __iter__(self):
+            return map(int, path.read_text().split())
+
+    return Local(None), lambda which: path.write_text(" ".join(map(str, half(which))))
+
+
 CHANGED = {
     "weights": weighted(False),
     "weights in a BatchSampler": weighted(True),
@@ -487,6 +639,11 @@ CHANGED = {
     "a list itself": in_place(lambda held: held),
     "a list in a sampler": in_place(Of),
     "that draws": in_place(Drawn),
+    "that remembers": in_place(Remembers),
+    "that cannot be copied": in_place(Locked),
+    "a closure": a_closure,
+    "an object": an_object,
+    "a file": a_file,
 }
 
 
@@ -508,7 +665,7 @@ def drawn(what, how, change=WANTED):
     return read
 
 
-@pytest.mark.parametrize(("what", "how"), mostly_soak(product(CHANGED, METHODS), by_turns(CHANGED, METHODS)))
+@pytest.mark.parametrize(("what", "how"), mostly_soak(product(CHANGED, HOW), by_turns(CHANGED, HOW)))
 def test_a_sampler_is_what_it_is_when_its_epoch_begins(what, how):
     """Seen to fail: wanted A B A B B, drew A A A A B with workers, A A B A B inline."""
     read = drawn(what, how)
@@ -517,7 +674,7 @@ def test_a_sampler_is_what_it_is_when_its_epoch_begins(what, how):
     assert read == drawn(what, "inline")
 
 
-@pytest.mark.parametrize("how", METHODS)
+@by_every_method
 def test_the_size_of_its_batches_too(how):
     batches = BatchSampler(RandomSampler(range(N)), 2, False)
     with Loader.from_dataset(range(N), batch_sampler=batches, **METHODS[how]) as loader:
@@ -537,7 +694,7 @@ def test_what_is_dropped_is_said_once(caplog):
     ]
 
 
-@pytest.mark.parametrize("what", ["weights", "weights in a BatchSampler"])
+@pytest.mark.parametrize("what", ["weights", "weights in a BatchSampler", "weights in place"])
 def test_nothing_is_dropped_of_torchs_samplers_that_are_not_changed(what, caplog):
     """And its next epoch is loaded before the loop asks for it. Seen to fail: with copies that are told another epoch
     than the sampler."""
@@ -562,6 +719,51 @@ def test_nothing_is_dropped_of_torchs_samplers_that_are_not_changed(what, caplog
     assert not caplog.records
 
 
+def test_a_sampler_that_begins_to_draw_late_is_seeded():
+    """Seen to fail: nothing was seeded."""
+
+    class Late(Of):
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter(random.sample(self.source, N) if self.epoch > 1 else self.source)
+
+    def read(**options):
+        random.seed(5)
+        with Loader.from_dataset(range(N), 4, sampler=Late(half("A")), **options) as loader:
+            found = [values(loader) for _ in range(4)]
+        assert random.random() == random.Random(5).random()
+        return found
+
+    expected = read()
+    assert read(num_workers=2, method="thread") == expected
+    assert expected[2] != expected[3] != expected[1]
+
+
+def test_a_private_generator_that_a_copy_would_share():
+    """Of a module or a class. Seen to fail: each plan that was made ahead or dropped moved it."""
+
+    class Shared(Of):
+        rng = random.Random(4)
+
+        def __iter__(self):
+            return iter(self.rng.sample(range(N), N))
+
+    rng = random.Random(4)
+    expected = [rng.sample(range(N), N) for _ in range(5)]
+    for how in ({}, {"num_workers": 2, "method": "thread"}):
+        Shared.rng = random.Random(4)
+        with Loader.from_dataset(range(N), 4, sampler=Shared(None), **how) as loader:
+            assert [values(loader) for _ in range(5)] == expected
+    Shared.rng = random.Random(4)
+    with Loader.from_dataset(range(N), 4, sampler=Shared(None)) as loader:
+        loader.set_epoch(3)
+        assert values(loader) == expected[3]
+
+
 def test_a_set_epoch_that_draws_leaves_the_loops_numbers_alone():
     class Draws(Of):
         def set_epoch(self, epoch):
@@ -574,7 +776,7 @@ def test_a_set_epoch_that_draws_leaves_the_loops_numbers_alone():
     assert read[0] != read[2]
 
 
-@pytest.mark.parametrize("what", ["weights", "that draws"])
+@pytest.mark.parametrize("what", ["weights", "that draws", "a list in a sampler", "that cannot be copied"])
 def test_a_thread_that_reads_the_graph_ahead_changes_nothing(what):
     """Seen to fail: the thread of a `Prefetcher` read past the end of an epoch although the sampler may be changed."""
     sampler, to = CHANGED[what]()
@@ -705,9 +907,9 @@ def manager():
 @pytest.mark.parametrize(
     ("what", "where", "how"),
     mostly_soak(
-        ((*place, how) for how in METHODS for place in PLACES),
+        ((*place, how) for how in HOW for place in PLACES),
         [
-            *(("Value", "dataset", how) for how in METHODS),
+            *(("Value", "dataset", how) for how in HOW),
             ("Value", "transform", "threads"),
             ("Value", "collate_fn", "processes"),
             ("a tensor in a dict", "dataset", "processes"),
@@ -748,6 +950,19 @@ def test_so_is_one_that_a_worker_is_given_as_it_starts(caplog):
             got.append(values(loader))
     assert got == [[1000 * epoch + k for k in range(N)] for epoch in range(3)]
     assert "worker_init_fn" in caplog.text
+
+
+def test_a_sampler_may_read_a_manager(manager):
+    """Through a closure, which a copy shares. Seen to fail: wanted A B A B B, drew A A A A A."""
+    shared = manager.list([0])
+    read = []
+    with Loader.from_dataset(
+        Tagged(2 * N), 4, sampler=Of(lambda: half("B" if shared[0] else "A")), num_workers=2
+    ) as loader:
+        for which in WANTED:
+            shared[0] = which == "B"
+            read.append(values(loader))
+    assert letters(read) == WANTED
 
 
 def test_no_epoch_is_loaded_ahead():

@@ -175,6 +175,15 @@ class TestSamplerWrapperSeeds:
         seeded(7)
         assert drawn == [draw() for _ in drawn]
 
+    def test_the_generator_of_torchs_sampler_is_the_users(self, wrap):
+        """Two loaders may share it, and neither moves it."""
+        given = torch.Generator().manual_seed(3)
+        before, sampler = given.get_state(), RandomSampler(range(N), generator=given)
+        one, other = wrap(sampler, seed=4), wrap(sampler, seed=4)
+        assert next(one) == next(other)
+        assert epochs(one, 2) == epochs(other, 2) == epochs(wrap(RandomSampler(range(N)), seed=4), 2)
+        assert torch.equal(given.get_state(), before)
+
 
 class TestSamplerWrapperResumes:
     @pytest.mark.parametrize("changed", [OfEpoch(N - 1), Remembering(N, seed=6), [0, 2, 1]])
@@ -280,17 +289,24 @@ class Own(DistributedSampler):
         return iter([1])
 
 
-def test_a_distributed_sampler_by_hand_is_refused():
-    with pytest.raises(
-        GraphError, match=r"DistributedSampler shards .*num_replicas=1, rank=0, so that Batches yields .*split='own'"
-    ):
-        SamplerWrapper(Batches(DistributedSampler(range(8), 2, 0)))
-    with pytest.raises(GraphError, match=r"DistributedSampler shards .*from_dataset.*TorchOrder"):
-        SamplerWrapper(DistributedSampler(range(8), 2, 0))
-
-
-@pytest.mark.parametrize("sampler", [Own(range(4), 2, 0), BatchSampler(Own(range(4), 2, 0), 2, False)])
-def test_a_distributed_sampler_with_an_order_of_its_own_is_refused(sampler):
-    said = r"Own shards .* the loader would .*num_replicas=1.*split='own'"
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (
+            lambda: SamplerWrapper(Batches(DistributedSampler(range(8), 2, 0))),
+            r"DistributedSampler shards .*num_replicas=1, rank=0, so that Batches yields .*split='own'",
+        ),
+        (
+            lambda: SamplerWrapper(DistributedSampler(range(8), 2, 0)),
+            r"DistributedSampler shards .*from_dataset.*TorchOrder",
+        ),
+        (lambda: taken_over(Own(range(4), 2, 0)), r"Own shards .* the loader would .*num_replicas=1.*split='own'"),
+        (
+            lambda: taken_over(BatchSampler(Own(range(4), 2, 0), 2, False)),
+            r"Own shards .* the loader would .*num_replicas=1.*split='own'",
+        ),
+    ],
+)
+def test_a_sampler_that_shards_is_refused(build, said):
     with pytest.raises(GraphError, match=said):
-        taken_over(sampler)
+        build()
