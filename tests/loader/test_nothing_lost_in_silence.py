@@ -183,8 +183,8 @@ class Curriculum:
 
 
 def test_a_sampler_is_asked_when_its_epoch_is():
-    """By a loop that counts its batches. Seen to fail: without `runs_ahead` in the mapper it was asked one to two epochs
-    early, and trained on stale plans."""
+    """By a loop that counts its batches. Seen to fail: without `runs_ahead` in the mapper it was asked one to two
+    epochs early, and trained on stale plans."""
     sampler = Curriculum()
     words = {"num_workers": 2, "method": "thread", "prefetch_factor": 8}
     with Loader.from_dataset(Tagged(8), sampler=sampler, batch_size=2, **words) as loader:
