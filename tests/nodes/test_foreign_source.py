@@ -151,7 +151,7 @@ def test_foreign_sources_resume_everywhere(name):
     before had used."""
     assert_resumes_everywhere(
         lambda: Cycler(IterableSource(CHAINS[name]())),
-        steps=60 if "weighted" in name else 9 if "ahead" in name else 20,
+        steps=60 if "weighted" in name else 17 if "ahead" in name else 20,
     )
 
 
