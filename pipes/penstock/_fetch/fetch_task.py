@@ -364,7 +364,7 @@ class FetchTask(Task):
         self.generators.refresh()
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
-            (self.told_parts.tell_unless_asked if inline else self.told_parts.tell)(epoch)
+            self.told_parts.tell(epoch, inline=inline)
         self.generators.expire()
         self.told = epoch
 

@@ -66,20 +66,13 @@ class ToldParts:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "left": {*self.left}}
 
-    def tell(self, epoch: int) -> None:
-        """``epoch`` comes next."""
+    def tell(self, epoch: int, *, inline: bool) -> None:
+        """``epoch`` comes next. With ``inline``, the loop may have told them another number since."""
         for path, one in self.found.items():
-            if path not in self.left:
+            if inline and asked(one) is not None:
+                self.left.update({path}.difference(self._tops))
+            elif path not in self.left:
                 tell_epoch(one, epoch)
-
-    def tell_unless_asked(self, epoch: int) -> None:
-        """The same, in the process of the loop, which may have told them another number since."""
-        for path, one in self.found.items():
-            if asked(one) is None:
-                if path not in self.left:
-                    tell_epoch(one, epoch)
-            elif path not in self._tops:
-                self.left.add(path)
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins. Whether all parts have the number that they were told, or that the loop had told them."""
@@ -87,9 +80,8 @@ class ToldParts:
         for path, one in self.found.items():
             if path in self._tops:
                 continue
-            if path not in self.left and asked(one) is not None:
+            if path in self.left or asked(one) is not None:
                 self.left.add(path)
-            if path in self.left:
                 holds = holds and self._numbers.get(path, -1) == number_of(one)
                 self._numbers[path] = number_of(one)
             elif follows(one) and number_of(one) != epoch:  # the loop has left an epoch early
