@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -36,6 +38,10 @@ def told_in(data: Any) -> dict[str, Any]:
     """
     found = held({"dataset": data}, enters=lambda value: is_data(value) and not is_told(value))
     return {one.path: one.value for one in found if is_told(one.value)}
+
+
+_tellers: dict[int, int] = {}
+"""The `ToldParts` that told each object last, by the ids of both, while the object lives."""
 
 
 @final
@@ -72,7 +78,7 @@ class ToldParts:
             if inline and asked(one) is not None:
                 self.left.update({path}.difference(self._tops))
             elif path not in self.left:
-                tell_epoch(one, epoch)
+                self._tell(one, epoch)
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins. Whether all parts have the number that they were told, or that the loop had told them."""
@@ -85,5 +91,22 @@ class ToldParts:
                 holds = holds and self._numbers.get(path, -1) == number_of(one)
                 self._numbers[path] = number_of(one)
             elif follows(one) and number_of(one) != epoch:  # the loop has left an epoch early
-                tell_epoch(one, epoch)
+                self._tell(one, epoch)
         return holds
+
+    def lack(self, epoch: int, told: int | None) -> bool:
+        """Whether they are to be told ``epoch``, which is not the one ``told`` last, or they share an object with
+        another loader, which has told it its own since.
+        """
+        if epoch != told:
+            return bool(self.found)
+        return any(
+            _tellers.get(id(one), id(self)) != id(self) for path, one in self.found.items() if path not in self.left
+        )
+
+    def _tell(self, one: Any, epoch: int) -> None:
+        tell_epoch(one, epoch)
+        if id(one) not in _tellers:
+            with suppress(TypeError):  # it does not support weak references
+                weakref.finalize(one, _tellers.pop, id(one), None).atexit = False
+        _tellers[id(one)] = id(self)

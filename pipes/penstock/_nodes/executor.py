@@ -266,8 +266,9 @@ class Executor:
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the
                 time of a few samples.
         """
-        if self._threaded and self.told_parts and getattr(item, "epoch", self._work.told) != self._work.told:
-            self._work.tell(item.epoch, inline=False)  # nothing of another epoch is in progress
+        told = self._work.told
+        if self._threaded and hasattr(item, "epoch") and self.told_parts.lack(item.epoch, told):
+            self._work.tell(item.epoch, inline=item.epoch == told)  # nothing of another epoch is in progress
         if not self.crew.number:
             made = Job(item)
             try:
