@@ -12,7 +12,6 @@ from itertools import islice
 import numpy as np
 import torch
 import torch.distributed as dist
-import torchdata.nodes
 from dealing import TAILS, dealt
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from torch.distributed.algorithms.join import Join
@@ -23,8 +22,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from penstock import Loader
 from penstock._loader.check_ranks import check_ranks
-from penstock.nodes import Batcher, Cycler, IterableSource, Node, Sampler, SamplerWrapper, Sharder
-from penstock.orders import SequentialOrder, TorchOrder
+from penstock.nodes import Cycler, IterableSource, Node, SamplerWrapper, Sharder
+from penstock.orders import TorchOrder
 from penstock.testing import Tagged
 
 N = 23
@@ -276,18 +275,6 @@ def more_ranks_than_items_under_drop_is_an_empty_epoch():
         assert gathered(nothing_of(Sharder(Cycler(source), tail="drop"))) == [NOTHING] * WORLD_SIZE
 
 
-def a_source_without_positions_cannot_be_padded():
-    text = "GraphError: {} cannot be read by position, which tail='pad' needs"
-    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(N), split="items")))), text.format("range"))
-    foreign = IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")
-    on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
-    batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
-    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Use tail='drop'")
-    on_every_rank(
-        lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler"
-    )
-
-
 def a_length_that_lies_gives_no_rank_more_than_its_share():
     """Seen to fail when the length was trusted until the sampler had been read: some ranks got a batch, and others
     none."""
@@ -465,7 +452,6 @@ def main() -> None:
     ]
     if WORLD_SIZE > 1:
         checks += [
-            a_source_without_positions_cannot_be_padded,
             a_length_that_lies_gives_no_rank_more_than_its_share,
             ranks_that_disagree_are_told_so,
             more_ranks_than_items_under_drop_is_an_empty_epoch,

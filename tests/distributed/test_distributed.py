@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow]
 def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
     said = run_program(HERE / "rank_laws.py", ranks=world_size)
-    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 14, 2: 18, 4: 20}[world_size]
+    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 14, 2: 17, 4: 19}[world_size]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -47,10 +47,10 @@ def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., s
 
 
 def test_data_that_is_another_one_each_time_raises_no_alarm(run_program: Callable[..., str]) -> None:
-    """See augmented_ranks.py. Seen to fail: a `StateMismatch` in each of the first eight; and none in the other three,
+    """See augmented_ranks.py. Seen to fail: a `StateMismatch` in each of the first six; and none in the other one,
     with data that were never compared, and with a copy that began where the dataset had stopped."""
     said = run_program(HERE / "augmented_ranks.py", ranks=2)
-    assert len(set(re.findall(r"good: .+\n", said))) == 11
+    assert len(set(re.findall(r"good: .+\n", said))) == 7
 
 
 def test_a_store_that_does_not_answer_is_waited_for_once(tmp_path: Path, run_program: Callable[..., str]) -> None:
