@@ -7,6 +7,7 @@ hashes (``PYTHONHASHSEED`` is not set), so a set of texts has another order on e
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -15,6 +16,7 @@ import warnings
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -26,6 +28,8 @@ from penstock import GraphError, Loader, Shards, check_ranks
 from penstock.nodes import Batcher, Cycler, Fetch, Mapper, Prefetcher, SamplerWrapper, Sharder
 from penstock.testing import Tagged
 
+sys.path.append(str(Path(__file__).parents[1] / "nodes"))
+first_items: Any = importlib.import_module("test_first_items")
 N = 24
 
 
@@ -171,6 +175,8 @@ def main() -> None:
     said["updated"] = updated()
     with tempfile.TemporaryDirectory() as folder:
         said |= {f"equal: {name}": equal(kind) for name, kind in {**KINDS, **files(Path(folder)), **EQUAL}.items()}
+    marks = gathered({kind: first_items.marks(map(make, range(8))) for kind, make in first_items.KINDS.items()})
+    said["equal: marks of first items"] = ["no error" if marks[0] == marks[1] else f"{marks}"] * 4
     everyones = gathered(said)
     if RANK == 0:
         Path(sys.argv[1]).write_text(json.dumps(everyones))

@@ -109,7 +109,8 @@ def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]])
 
 
 def test_ranks_that_agree_raise_no_alarm(disagreements: list[dict[str, list[str]]]) -> None:
-    """Every kind of loader, at the same moments. Seen to fail with the paths of the files for their names."""
+    """Every kind of loader, at the same moments; and in processes with other seeds of hashes, first items have the same
+    marks. Seen to fail with the paths of the files for their names, and with sets that were not sorted."""
     alarms = {
         name: said for name, said in disagreements[0].items() if name.startswith("equal: ") and said != ["no error"] * 4
     }

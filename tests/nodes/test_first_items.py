@@ -3,9 +3,6 @@ differs."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -127,24 +124,6 @@ def test_there_are_no_marks_before_there_are_enough_items() -> None:
     """Ranks may read blocks of other sizes. Seen to fail when each block had marks."""
     assert marks(range(MOST - 1), ended=False) == ()
     assert marks(range(MOST - 1), ended=True) == marks(range(MOST - 1)) != marks(range(MOST))
-
-
-@pytest.mark.slow
-def test_another_process_has_the_same_marks() -> None:
-    """With another seed of hashes. Seen to fail with ``hash`` and with sets that were not sorted."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_first_items as t; print({k: t.marks(map(make, "
-        "range(8))) for k, make in t.KINDS.items()})"
-    )
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    said = subprocess.run(
-        [sys.executable, "-c", program, __file__.rpartition("/")[0]],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-    ).stdout
-    assert said == f"{ {k: marks(map(make, range(8))) for k, make in KINDS.items()} }\n"
 
 
 @pytest.mark.parametrize(

@@ -71,19 +71,16 @@ _numbers = itertools.count()  # of process groups, because a store may serve sev
 def dealt_twice(first: FirstNode[Any]) -> str:
     """Why ranks may get different items from ``first``, and what to do."""
     name = _name_of(first)
-    if first.why_ranks_differ is not None:
-        return first.why_ranks_differ
-    if name == _STREAM:
-        return (
-            "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded "
-            "alike on every rank. Let it yield the same items on every rank: the loader deals them."
-        )
-    return (
-        f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', "
-        f"or build it for a single rank (num_replicas=1, world_size=1, …), so that it yields everything. Or it is not "
-        f"seeded alike on every rank: give it the same seed everywhere, or no private generator, so that the loader "
-        f"seeds it."
+    why = (
+        "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded alike on "
+        "every rank. Let it yield the same items on every rank: the loader deals them."
+        if name == _STREAM
+        else f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass "
+        f"split='own', or build it for a single rank (num_replicas=1, world_size=1, …), so that it yields everything. "
+        f"Or it is not seeded alike on every rank: give it the same seed everywhere, or no private generator, so that "
+        f"the loader seeds it."
     )
+    return first.why_ranks_differ or why
 
 
 def _name_of(first: FirstNode[Any]) -> str:
