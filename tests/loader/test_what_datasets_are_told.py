@@ -335,7 +335,7 @@ def test_never_inside_an_epoch_and_never_with_infinite(caplog: pytest.LogCapture
 def test_a_dataset_that_cannot_be_sent_any_more_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """Until then it is, also to processes that inherit nothing."""
     data: Any = Staged()
-    with Loader.from_dataset(data, 2, num_workers=1, multiprocessing_context="spawn") as loader:
+    with Loader.from_dataset(data, 2, num_workers=1, multiprocessing_context="forkserver") as loader:
         assert plain(loader) == [0, 1, 2, 3]
         data.stage = 2
         assert plain(loader) == [2000, 2001, 2002, 2003]
