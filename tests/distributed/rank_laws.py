@@ -18,7 +18,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from penstock import Loader
 from penstock._loader.check_ranks import check_ranks
@@ -96,21 +96,6 @@ def the_union_over_ranks_is_the_dataset_with_the_documented_tail():
             ]
 
 
-def torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives():
-    """Rank by rank, batch by batch, over three epochs; with our own order, and with their sampler taken over."""
-    for drop_last in (False, True):
-        sampler = DistributedSampler(range(N), shuffle=True, seed=7, drop_last=drop_last)
-        theirs = DataLoader(range(N), batch_size=4, sampler=sampler)
-        options = [{"order": TorchOrder(N, seed=7), "tail": "drop" if drop_last else "pad"}, {"sampler": sampler}]
-        for option in options:
-            with loader(**option) as ours:
-                for epoch in range(3):
-                    sampler.set_epoch(epoch)
-                    expected = [(batch + 1000 * epoch).tolist() for batch in theirs]  # first: ours tells the next epoch
-                    assert [batch.tolist() for batch in ours] == expected
-                    assert len(ours) == len(theirs)
-
-
 def all_ranks_have_the_same_state_at_every_step():
     batch_sampler = BatchSampler(RandomSampler(range(N), generator=torch.Generator()), 3, False)
     for options in (
@@ -157,13 +142,6 @@ def a_rank_outside_of_the_mesh_is_told_so():
     text = "ValueError: mesh has the ranks [0, 1], but this is rank {}, which is not in it and so has no share."
     assert said[:2] == ["no error"] * 2
     assert all(said[rank].startswith(text.format(rank)) for rank in (2, 3)), said
-
-
-def a_distributed_sampler_of_one_rank_is_dealt():
-    """Seen to fail: every rank loaded everything, and check_ranks passed."""
-    with loader(sampler=DistributedSampler(range(N), 1, 0, shuffle=False)) as batches:
-        check_ranks(batches)
-        assert in_order(gathered(flat(batches))) == [k % N for k in range(-(-N // WORLD_SIZE) * WORLD_SIZE)]
 
 
 def whole_batches_of_a_batch_sampler_are_dealt():
@@ -438,10 +416,8 @@ def main() -> None:
         the_process_group_may_start_after_the_loader_was_built,
         a_process_group_that_comes_later_with_other_numbers_is_an_error,
         the_union_over_ranks_is_the_dataset_with_the_documented_tail,
-        torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives,
         all_ranks_have_the_same_state_at_every_step,
         at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state,
-        a_distributed_sampler_of_one_rank_is_dealt,
         whole_batches_of_a_batch_sampler_are_dealt,
         a_batch_sampler_without_a_length_is_padded_too,
         ranks_that_run_out_first_or_get_nothing_stay_in_step,
