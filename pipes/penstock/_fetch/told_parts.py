@@ -78,7 +78,8 @@ class ToldParts:
             if inline and asked(one) is not None:
                 self.left.update({path}.difference(self._tops))
             elif path not in self.left:
-                self._tell(one, epoch)
+                tell_epoch(one, epoch)
+            self._mark(one)
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins. Whether all parts have the number that they were told, or that the loop had told them."""
@@ -91,21 +92,19 @@ class ToldParts:
                 holds = holds and self._numbers.get(path, -1) == number_of(one)
                 self._numbers[path] = number_of(one)
             elif follows(one) and number_of(one) != epoch:  # the loop has left an epoch early
-                self._tell(one, epoch)
+                tell_epoch(one, epoch)
+                self._mark(one)
         return holds
 
     def lack(self, epoch: int, told: int | None) -> bool:
-        """Whether they are to be told ``epoch``, which is not the one ``told`` last, or they share an object with
-        another loader, which has told it its own since.
+        """Whether they are to be told ``epoch``: it is not the one ``told`` last, they share an object with a loader
+        that has told it its own since, or they are a copy in a worker.
         """
-        if epoch != told:
-            return bool(self.found)
-        return any(
-            _tellers.get(id(one), id(self)) != id(self) for path, one in self.found.items() if path not in self.left
+        return bool(self.found) and (
+            epoch != told or any(_tellers.get(id(one)) != id(self) for one in self.found.values())
         )
 
-    def _tell(self, one: Any, epoch: int) -> None:
-        tell_epoch(one, epoch)
+    def _mark(self, one: Any) -> None:
         if id(one) not in _tellers:
             with suppress(TypeError):  # it does not support weak references
                 weakref.finalize(one, _tellers.pop, id(one), None).atexit = False
