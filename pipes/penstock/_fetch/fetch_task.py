@@ -91,7 +91,7 @@ class FetchTask(Task):
     def _inline(self, task: Any, allocate: Allocate) -> Any:
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
-        if not plain or not (task.is_batch and len(task.positions)) or (self.told_parts and task.epoch != self.told):
+        if not plain or not (task.is_batch and len(task.positions)) or self.told_parts.lack(task.epoch, self.told):
             return super().inline(task, allocate)
         meter.plain -= 1
         return self._seeding.run(partial(self._batch, task, allocate), of_many=True, kept=True)
@@ -184,7 +184,7 @@ class FetchTask(Task):
                 f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at "
                 f"the source, or map with a plain function."
             )
-        if self.told_parts and task.epoch != self.told:
+        if self.told_parts.lack(task.epoch, self.told):
             self.tell(task.epoch, inline=inline)
         if fetch.is_arrays and task.is_batch:
             try:
@@ -364,7 +364,7 @@ class FetchTask(Task):
         self.generators.refresh()
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
-            (self.told_parts.tell_unless_asked if inline else self.told_parts.tell)(epoch)
+            self.told_parts.tell(epoch, inline=inline)
         self.generators.expire()
         self.told = epoch
 

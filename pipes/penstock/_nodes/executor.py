@@ -28,6 +28,7 @@ from penstock._fetch.error_policy import PartialBatch, annotate
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.indices import Indices
+from penstock._fetch.plain_values import plain_values
 from penstock._fetch.task import Loaded, Part
 from penstock._fetch.told_parts import ToldParts
 from penstock._memory.allocation import anywhere, pinned
@@ -71,6 +72,7 @@ class Executor:
         told_parts: What has a ``set_epoch``.
         copies: Whether workers, or lanes, have copies of the user's objects.
         roots: Those objects, by the first words of their paths.
+        given: The plain values of the copies, once there are any.
         generators: Those that the user's objects hold.
 
     Raises:
@@ -129,6 +131,7 @@ class Executor:
         self._draws: DrawWatch | None = None
         self._closed = False
         self._stale = True  # the next start opens a pool
+        self.given: dict[str, Any] = {}
         self._again: dict[Any, Job | SplitJob] = {}  # see `begin_again`
         self.tasks = self.samples = 0
         self._wait_ns = 0
@@ -168,7 +171,7 @@ class Executor:
         if self.told_parts is self._work.told_parts:
             self._inline.tell(epoch)
         else:  # of what is copied
-            self.told_parts.tell_unless_asked(epoch)
+            self.told_parts.tell(epoch, inline=True)
 
     def why_not_sent(self) -> Exception | None:
         """Why the user's objects could not be sent to new workers; None if they can be."""
@@ -179,7 +182,7 @@ class Executor:
 
         Starts nothing by itself.
         """
-        self._stale = True
+        self._stale, self.given = True, {}
         self._close_data()
 
     def interrupt(self) -> None:
@@ -200,6 +203,7 @@ class Executor:
 
     def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers
+        self.given = plain_values(self.roots) if self.copies else {}
         self.generators.forget()
         self._allocate = (
             pinned if options.pin_memory and can_pin() else Recycler(self.crew.depth_of(self.crew.most)).allocate
@@ -262,8 +266,9 @@ class Executor:
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the
                 time of a few samples.
         """
-        if self._threaded and self.told_parts and getattr(item, "epoch", self._work.told) != self._work.told:
-            self._work.tell(item.epoch, inline=False)  # nothing of another epoch is in progress
+        told = self._work.told
+        if self._threaded and hasattr(item, "epoch") and self.told_parts.lack(item.epoch, told):
+            self._work.tell(item.epoch, inline=item.epoch == told)  # nothing of another epoch is in progress
         if not self.crew.number:
             made = Job(item)
             try:
