@@ -269,7 +269,7 @@ def test_the_resume_law_says_it(as_node, seen):
 
     def build():
         loader = Loader.from_dataset(range(40), batch_size=4, num_workers=2, method="thread", transform=noisy)
-        loader.root.draws.blocked.off = not seen
+        loader.root.executor.draws.off = not seen
         return loader.root if as_node else loader
 
     with pytest.raises(
@@ -286,7 +286,7 @@ def test_a_generator_that_is_only_found_is_no_draw():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for change, said in (({"dataset.rng": 1}, 0), ({"dataset.rng": 2}, 1)):
-            watch.place.waiting(states.update, change)
+            watch.waiting(0, states.update, change)
             watch.warn([])
             assert len(caught) == said
     assert "it drew from a shared generator" in str(caught[0].message)

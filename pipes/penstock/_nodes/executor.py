@@ -166,7 +166,7 @@ class Executor:
     def tell(self, epoch: int) -> None:
         """An epoch is over: tell the user's own objects that ``epoch`` comes next."""
         if self.told_parts is self._work.told_parts:
-            self._inline.tell(epoch)
+            self._work.tell(epoch, inline=True)
         else:  # of what is copied
             self.told_parts.tell_unless_asked(epoch)
 
@@ -206,8 +206,8 @@ class Executor:
         )
         if not workers:
             return
-        place = None if self.draws is None else self.draws.place
-        self._pool = open_pool(options, self._work, self.crew, self._allocate, place)
+        watched = None if self.draws is None else partial(self.draws.waiting, 0)
+        self._pool = open_pool(options, self._work, self.crew, self._allocate, watched)
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 
@@ -358,7 +358,7 @@ class Executor:
         """
         if self.crew.is_new:
             self.crew.learn(value)
-        if self._draws is not None and self._draws.blocked.changed is not None:
+        if self._draws is not None and self._draws.changed is not None:
             self._draws.warn(self._pool.threads)
         return self.crew.depth + 1 if self.crew.number else 0
 
@@ -371,7 +371,7 @@ class Executor:
         jobs, allocate = list(map(self._pool.submit, parts, to)), self._allocate
         collate = self._inline if work.collates_itself else work.inline
         if self._draws is not None:  # draws in it count as a worker's
-            collate = partial(self._draws.place.waiting, collate)
+            collate = partial(self._draws.waiting, 0, collate)
 
         def collated(values: list[Any]) -> Any:
             began, loaded = now(), Loaded(item, parts, list(map(work.unwrapped, values)))
