@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from penstock._fetch.held import Held
 
+    Ways = tuple[Any, Callable[[int], Any], Callable[[], Any], Callable[[Any], Any]]
+
 T = TypeVar("T")
 
 _logger = logging.getLogger("penstock")
@@ -40,21 +42,15 @@ greater.
 """
 
 
-class Ways(NamedTuple):
-    """How to use one kind of generator. Two objects with the same ``source`` are one generator."""
+class Found(NamedTuple):
+    """A generator, where it is, what its path adds to the seed, and how to use it. Two with one ``source`` are one."""
 
+    where: Held
+    key: int
     source: Any
     seed: Callable[[int], Any]
     get: Callable[[], Any]
     put: Callable[[Any], Any]
-
-
-class Found(NamedTuple):
-    """A generator, where it is, and what its path adds to the seed."""
-
-    where: Held
-    ways: Ways
-    key: int
 
 
 @final
@@ -107,19 +103,19 @@ class HeldGenerators:
     def leave(self, **others: Any) -> None:
         """Never touch what ``others`` hold too. A sampler usually holds its dataset, which does not count."""
         theirs = {
-            id(one.ways.source)
+            id(one.source)
             for one in _generators(
                 held(others, enters=lambda one: type(one).__module__ == "builtins" or not hasattr(one, "__getitem__"))
             )
         }
         if theirs:
-            self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}
+            self._alone |= {one.where.path for one in self._look() if id(one.source) in theirs}
 
     def seed(self, epoch: int, position: int) -> None:
         """Seed them for one sample; see `GlobalSeeding.seed`."""
         word = sample_word(self._seed, epoch, position)
         for one in self.found:
-            one.ways.seed(mixed(word ^ one.key))
+            one.seed(mixed(word ^ one.key))
 
     def run(self, load: Callable[[], T], *, kept: bool) -> T:
         """Return ``load()``, which seeds; with ``kept``, restore the generators afterwards."""
@@ -151,7 +147,7 @@ class HeldGenerators:
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
-        states = [(one.ways.put, one.ways.get()) for one in self.found]
+        states = [(one.put, one.get()) for one in self.found]
 
         def restore() -> None:
             for put, state in states:
@@ -166,16 +162,16 @@ class HeldGenerators:
 
     def look_again(self) -> list[Found]:
         """Look for them; return those that were not seeded before."""
-        known, self._stale = {id(one.ways.source) for one in self.found}, False
+        known, self._stale = {id(one.source) for one in self.found}, False
         self.found = self._look()
-        return [one for one in self.found if id(one.ways.source) not in known]
+        return [one for one in self.found if id(one.source) not in known]
 
     def states(self) -> dict[str, Any]:
         """Their states, by path, for comparison. Looks for them at calls 1, 2, 4, 8, …."""
         self._looks += 1
         if not self._looks & (self._looks - 1):
             self._watched = self._look()
-        return {one.where.path: pickle.dumps(one.ways.get()) for one in self._watched}
+        return {one.where.path: pickle.dumps(one.get()) for one in self._watched}
 
     def _look(self) -> tuple[Found, ...]:
         return tuple(
@@ -186,9 +182,9 @@ class HeldGenerators:
 
     def _can_seed(self, one: Found) -> bool:
         with suppress_own():
-            state = one.ways.get()
-            one.ways.seed(0)
-            one.ways.put(state)
+            state = one.get()
+            one.seed(0)
+            one.put(state)
             return True
         if self._once(one.where.path):
             _logger.warning(
@@ -201,8 +197,8 @@ class HeldGenerators:
 def _generators(things: Iterable[Held]) -> list[Found]:
     found: dict[int, Found] = {}
     for one in things:
-        if (ways := ways_of(one.value)) is not None and id(ways.source) not in found:
-            found[id(ways.source)] = Found(one, ways, int(checksum(one.path.encode()), 16))
+        if (ways := ways_of(one.value)) is not None and id(ways[0]) not in found:
+            found[id(ways[0])] = Found(one, int(checksum(one.path.encode()), 16), *ways)
     return list(found.values())
 
 
@@ -211,30 +207,32 @@ def _as_now(one: Found) -> Found:
     with suppress_own():
         value = one.where.again() if one.where.again else one.where.value
         if value is not one.where.value and (ways := ways_of(value)) is not None:
-            return one._replace(where=one.where._replace(value=value), ways=ways)
+            return Found(one.where._replace(value=value), one.key, *ways)
     return one
 
 
 def ways_of(one: Any) -> Ways | None:
-    """How to use ``one``; None if it is no generator, or a global one."""
-    ways: Ways | None = None
+    """The source of ``one``, and how to seed, to get and to set it; None if it is no generator, or a global one."""
+    ways: Ways
     if isinstance(one, random.Random) and not isinstance(one, random.SystemRandom):
-        ways = Ways(one, one.seed, one.getstate, one.setstate)
+        ways = (one, one.seed, one.getstate, one.setstate)
     elif isinstance(one, torch.Generator) and one.device.type == "cpu":
-        ways = Ways(
+        ways = (
             one,
             lambda word: one.manual_seed(word >> 1),
             lambda: one.get_state().numpy().tobytes(),
             partial(_put_torch, one),
         )
     elif isinstance(one, np.random.RandomState):
-        ways = Ways(one._bit_generator, partial(_seed_legacy, one), partial(one.get_state, legacy=False), one.set_state)
+        ways = (one._bit_generator, partial(_seed_legacy, one), partial(one.get_state, legacy=False), one.set_state)
     elif isinstance(one, np.random.Generator | np.random.BitGenerator):
         bits = one.bit_generator if isinstance(one, np.random.Generator) else one
-        ways = Ways(bits, partial(_seed_bits, bits), partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+        ways = (bits, partial(_seed_bits, bits), partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+    else:
+        return None
     of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
     global_ones = getattr(random.random, "__self__", None), of_numpy, torch.default_generator
-    return None if ways is None or any(ways.source is one for one in global_ones) else ways
+    return None if any(ways[0] is known for known in global_ones) else ways
 
 
 def _seed_bits(bits: Any, word: int) -> None:
@@ -242,8 +240,7 @@ def _seed_bits(bits: Any, word: int) -> None:
     kind = type(bits)
     if kind is np.random.MT19937:
         np.random.RandomState(bits).seed([word >> 32, word & 0xFFFFFFFF])
-        return
-    if kind in (np.random.PCG64, np.random.PCG64DXSM):
+    elif kind in (np.random.PCG64, np.random.PCG64DXSM):
         other = mixed(word + GAMMA)
         state = {"state": word << 64 | other, "inc": (other << 64 | word) | 1}
         bits.state = {"bit_generator": kind.__name__, "state": state, "has_uint32": 0, "uinteger": 0}

@@ -206,8 +206,9 @@ class Executor:
         )
         if not workers:
             return
-        watched = None if self.draws is None else partial(self.draws.waiting, 0)
-        self._pool = open_pool(options, self._work, self.crew, self._allocate, watched)
+        self._pool = open_pool(options, self._work, self.crew, self._allocate)
+        if self.draws is not None:
+            self._pool.watched = partial(self.draws.waiting, 0)
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 

@@ -188,9 +188,7 @@ class Crew:
 _FEW, _SOME = 2, 4  # items in progress per worker
 
 
-def open_pool(
-    options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate, watched: Callable[..., Any] | None
-) -> Pool:
+def open_pool(options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate) -> Pool:
     """A new pool, not yet started.
 
     Args:
@@ -198,13 +196,12 @@ def open_pool(
         work: What each worker gets.
         crew: How many workers at first, at least 1, and at most.
         allocate: Memory for the results of work in this process.
-        watched: See `ThreadPool`.
     """
     workers, most = crew.number, crew.most
     if options.method == "thread":
         from penstock._workers.thread_pool import ThreadPool
 
-        return ThreadPool(work, workers, most=most, allocate=allocate, watched=watched)
+        return ThreadPool(work, workers, most=most, allocate=allocate)
 
     from penstock._workers.processes.protocol import Setup
 

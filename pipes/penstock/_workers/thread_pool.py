@@ -181,7 +181,9 @@ class ThreadPool:
         most: Upper limit for `resize`; None: ``num_workers``.
         allocate: Memory for results. Called from all worker threads concurrently.
         name: Prefix of the threads' names.
-        watched: Calls the function that waits for them, with its arguments; see `DrawWatch`.
+
+    Attributes:
+        watched: Calls the function that waits for the threads, with its arguments; see `DrawWatch.waiting`.
     """
 
     def __init__(
@@ -192,12 +194,11 @@ class ThreadPool:
         most: int | None = None,
         allocate: Allocate = anywhere,
         name: str = "penstock-map",
-        watched: Callable[..., Any] | None = None,
     ) -> None:
         self._core = _Core(work, most or num_workers, allocate)
         self._num_workers = num_workers  # to begin with
         self._name = name
-        self._watched = watched
+        self.watched: Callable[..., Any] | None = None
         self._started = False
 
     def start(self) -> None:
@@ -264,10 +265,10 @@ class ThreadPool:
         return job
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        if self._watched is None:
+        if self.watched is None:
             self._wait(jobs, timeout)
         else:
-            self._watched(self._wait, jobs, timeout)
+            self.watched(self._wait, jobs, timeout)
 
     def _wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         core = self._core
