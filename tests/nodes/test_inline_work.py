@@ -120,6 +120,19 @@ def test_samples_that_draw_nothing_are_read_ahead(draw, caplog):
     assert caplog.text == ""
 
 
+def test_what_was_calm_is_not_watched_any_more():
+    """Because the consumer may draw meanwhile. Seen to fail: `Task.unseeded` that seeds, which loaded it twice."""
+    loaded = []
+
+    def late(index: int) -> bool:
+        loaded.append(index)
+        return index == N - 1 and random.random() > 2
+
+    with Loader(Prefetcher(graph(Samples(Consumer(), late)), 4)) as loader:
+        assert len(list(loader)) == N // B
+    assert loaded.count(N - 1) == 1
+
+
 def test_always_means_always():
     """For samples that only look at a generator, which cannot be detected."""
 
