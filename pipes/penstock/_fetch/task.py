@@ -225,9 +225,8 @@ class Task:
         with suppress_own():  # what cannot be copied, and may be modified, is not used again
             copies = [copy.deepcopy(item), copy.deepcopy(item)]
         # a draw from a generator that is not seeded here is named by another watch
-        look: Callable[[], Any] = (
-            looker(dict if generators.seeds else generators.states) if not self._seeding.active else tuple
-        )
+        others = dict if generators.seeds else generators.states
+        look: Callable[[], Any] = tuple if self._seeding.active else looker(others)
         before = look()
         value = function(item)
         generators.is_first = False

@@ -228,13 +228,13 @@ class Executor:
 
         Inlined for speed, because each batch without workers passes here.
         """
-        words = self._inline.meter.words
+        words = self._work.meter.words
         words[_SINCE] = began
         try:
             value = self._inline(item, self._allocate)
         except BaseException as exc:
             if is_own_error(exc):
-                self._inline.meter.end()
+                self._work.meter.end()
             raise
         ended = words[_LAST] = now()
         words[_BUSY] += ended - began
@@ -445,7 +445,7 @@ class Executor:
     def _totals(self) -> Totals:
         """The counts of all workers and of the caller's thread so far."""
         pool = [] if self._pool is None else self._pool.counted()
-        return Totals([*self._replaced, *pool, self._inline.meter.counted()])
+        return Totals([*self._replaced, *pool, self._work.meter.counted()])
 
 
 def samples_of(task: Any) -> int:

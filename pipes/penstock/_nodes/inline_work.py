@@ -51,7 +51,6 @@ class InlineWork:
             if isinstance(map_fn, Fetch)
             else FunctionTask(map_fn, seed, seed_global_rngs)
         )
-        self.meter = self.seeded.meter
         # A function may change its item; a sample can be loaded again.
         self._copies = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
