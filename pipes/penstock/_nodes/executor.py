@@ -169,7 +169,7 @@ class Executor:
     def tell(self, epoch: int) -> None:
         """An epoch is over: tell the user's own objects that ``epoch`` comes next."""
         if self.told_parts is self._work.told_parts:
-            self._inline.tell(epoch)
+            self._work.tell(epoch, inline=True)
         else:  # of what is copied
             self.told_parts.tell(epoch, inline=True)
 
@@ -210,8 +210,9 @@ class Executor:
         )
         if not workers:
             return
-        place = None if self.draws is None else self.draws.place
-        self._pool = open_pool(options, self._work, self.crew, self._allocate, place)
+        self._pool = open_pool(options, self._work, self.crew, self._allocate)
+        if self.draws is not None:
+            self._pool.watched = partial(self.draws.waiting, 0)
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 
@@ -231,13 +232,13 @@ class Executor:
 
         Inlined for speed, because each batch without workers passes here.
         """
-        words = self._inline.meter.words
+        words = self._work.meter.words
         words[_SINCE] = began
         try:
             value = self._inline(item, self._allocate)
         except BaseException as exc:
             if is_own_error(exc):
-                self._inline.meter.end()
+                self._work.meter.end()
             raise
         ended = words[_LAST] = now()
         words[_BUSY] += ended - began
@@ -363,7 +364,7 @@ class Executor:
         """
         if self.crew.is_new:
             self.crew.learn(value)
-        if self._draws is not None and self._draws.blocked.changed is not None:
+        if self._draws is not None and self._draws.changed is not None:
             self._draws.warn(self._pool.threads)
         return self.crew.depth + 1 if self.crew.number else 0
 
@@ -376,7 +377,7 @@ class Executor:
         jobs, allocate = list(map(self._pool.submit, parts, to)), self._allocate
         collate = self._inline if work.collates_itself else work.inline
         if self._draws is not None:  # draws in it count as a worker's
-            collate = partial(self._draws.place.waiting, collate)
+            collate = partial(self._draws.waiting, 0, collate)
 
         def collated(values: list[Any]) -> Any:
             began, loaded = now(), Loaded(item, parts, list(map(work.unwrapped, values)))
@@ -449,7 +450,7 @@ class Executor:
     def _totals(self) -> Totals:
         """The counts of all workers and of the caller's thread so far."""
         pool = [] if self._pool is None else self._pool.counted()
-        return Totals([*self._replaced, *pool, self._inline.meter.counted()])
+        return Totals([*self._replaced, *pool, self._work.meter.counted()])
 
 
 def samples_of(task: Any) -> int:
