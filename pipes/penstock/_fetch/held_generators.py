@@ -180,16 +180,16 @@ class HeldGenerators:
             if one.where.path not in self._alone and (not self.seeds or self._can_seed(one))
         )
 
-    def _can_seed(self, one: Found) -> bool:
+    def _can_seed(self, generator: Found) -> bool:
         with suppress_own():
-            state = one.get()
-            one.seed(0)
-            one.put(state)
+            state = generator.get()
+            generator.seed(0)
+            generator.put(state)
             return True
-        if self._once(one.where.path):
+        if self._once(generator.where.path):
             _logger.warning(
-                f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample, because its "
-                f"methods raise errors. Draw from penstock.sample().rng."
+                f"{generator.where.path}, a {type(generator.where.value).__name__}, cannot be seeded for each sample, "
+                f"because its methods raise errors. Draw from penstock.sample().rng."
             )
         return False
 
@@ -202,13 +202,13 @@ def _generators(things: Iterable[Held]) -> list[Found]:
     return list(found.values())
 
 
-def _as_now(one: Found) -> Found:
-    """``one``, or the generator that has replaced it at its path."""
+def _as_now(generator: Found) -> Found:
+    """``generator``, or what has replaced it at its path."""
     with suppress_own():
-        value = one.where.again() if one.where.again else one.where.value
-        if value is not one.where.value and (ways := ways_of(value)) is not None:
-            return Found(one.where._replace(value=value), one.key, *ways)
-    return one
+        value = generator.where.again() if generator.where.again else generator.where.value
+        if value is not generator.where.value and (ways := ways_of(value)) is not None:
+            return Found(generator.where._replace(value=value), generator.key, *ways)
+    return generator
 
 
 def ways_of(one: Any) -> Ways | None:
@@ -257,5 +257,5 @@ def _seed_legacy(one: np.random.RandomState, word: int) -> None:
         one.set_state({**one.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
-def _put_torch(one: torch.Generator, state: bytes) -> None:
-    one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+def _put_torch(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
