@@ -105,7 +105,8 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int, ge
     whole = make(first)
     states, items = [whole.state()], []
     nodes = list(whole.root.chain())
-    watches = [node.draws for node in nodes if isinstance(node, ParallelMapper) and node.draws is not None]
+    mappers = [node for node in nodes if isinstance(node, ParallelMapper)]
+    watches = [watch for node in mappers if (watch := node.executor.draws) is not None]
     looks = [watch.look() for watch in watches]
     given = 0  # items of the first epoch
     try:

@@ -35,14 +35,6 @@ class Augmented(IterableDataset):
         return {"picture": picture, "label": number // 48}
 
 
-class Masked(Augmented):
-    def record(self, number, rng):
-        """Tokens, of which some are masked at random."""
-        tokens, masked = np.arange(64) + number, rng.random(64) < 0.15
-        masked[0] = False
-        return {"input_ids": np.where(masked, -1, tokens), "labels": np.where(masked, tokens, -100)}
-
-
 class Held(Augmented):
     """Cannot be copied, so nobody can tell whether it would begin otherwise."""
 
@@ -100,9 +92,7 @@ def node(data):
 HEALTHY = {
     "pictures, stream": lambda: lanes(Augmented()),
     "pictures, in processes": lambda: lanes(Augmented(), num_workers=2),
-    "masked, stream": lambda: lanes(Masked()),
     "pictures, items": lambda: items(Augmented()),
-    "masked, items, ahead": lambda: items(Masked(), num_workers=1, method="thread"),
     "held": lambda: items(Held()),
     "mixed": lambda: mixed(Augmented()),
     "a node": lambda: node(Augmented()),
@@ -110,7 +100,7 @@ HEALTHY = {
 
 
 def number_of(record):
-    return int(record["picture"][0, 0]) % 1024 if "picture" in record else int(record["input_ids"][0])
+    return int(record["picture"][0, 0]) % 1024
 
 
 def healthy(name):
@@ -123,8 +113,6 @@ def healthy(name):
 
 
 DIFFER = {
-    "by rank, stream": lambda: lanes(ByRank()),
-    "by rank, items": lambda: items(ByRank()),
     "with a state, items": lambda: items(AtItsPlace()),
 }
 

@@ -7,6 +7,7 @@ hashes (``PYTHONHASHSEED`` is not set), so a set of texts has another order on e
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -15,9 +16,9 @@ import warnings
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from corpus import KINDS, files, own
 from ranks import RANK, error, gathered
@@ -27,6 +28,8 @@ from penstock import GraphError, Loader, Shards, check_ranks
 from penstock.nodes import Batcher, Cycler, Fetch, Mapper, Prefetcher, SamplerWrapper, Sharder
 from penstock.testing import Tagged
 
+sys.path.append(str(Path(__file__).parents[1] / "nodes"))
+first_items: Any = importlib.import_module("test_first_items")
 N = 24
 
 
@@ -67,16 +70,6 @@ def by_later_epochs(sampler):
     return np.roll(range(N), sampler.epoch * RANK).tolist()
 
 
-def by_default_rng(sampler):
-    return np.random.default_rng().permutation(N).tolist()
-
-
-def by_a_generator_of_the_moment(sampler):
-    generator = torch.Generator()
-    generator.seed()
-    return torch.randperm(N, generator=generator).tolist()
-
-
 def by_a_set(sampler):
     return [int(text) for text in {f"{index}" for index in range(N)}]
 
@@ -108,10 +101,7 @@ def named(paths):
 FILES = [f"/data/{number}.bin" for number in range(6)]
 SAMPLERS = {
     "random.Random()": OwnGenerator,
-    "np.random.default_rng()": lambda: Yields(by_default_rng),
-    "torch.Generator().seed()": lambda: Yields(by_a_generator_of_the_moment),
     "the order of a set": lambda: Yields(by_a_set),
-    "cannot be pickled": lambda: Yields(lambda _: by_default_rng(_)),
     "other weights": lambda: WeightedRandomSampler([1.0 + RANK * (k % 3) for k in range(N)], N),
     "other indices": lambda: SubsetRandomSampler(range(RANK, N + RANK)),
     "a list": lambda: [*range(RANK, N), *range(RANK)],
@@ -127,7 +117,7 @@ def by_hand(sampler):
 
 LOADERS = {
     **{name: lambda make=make, **words: own(Tagged(2 * N), sampler=make())(**words) for name, make in SAMPLERS.items()},
-    **{f"{name}, read by a thread": lambda make=make, **_: by_hand(make()) for name, make in SAMPLERS.items()},
+    "random.Random(), read by a thread": lambda **_: by_hand(OwnGenerator()),
     "other batches": own(Tagged(N), batch_sampler=lambda: [[1, 2], [3], [4]] if RANK else [[1], [2, 3], [4]]),
     "other batches, within": own(Tagged(N), batch_sampler=lambda: BatchSampler(LaterEpochs(), 4, True), split="within"),
     "another order of the files": own(lambda: named(FILES[:: 1 - 2 * RANK])),
@@ -136,13 +126,7 @@ LOADERS = {
 
 EQUAL = {
     "a memory": own(Tagged(2 * N), sampler=lambda: OwnGenerator(3)),
-    "a memory that cannot be pickled": own(
-        Tagged(2 * N), sampler=lambda: OwnGenerator(3, lambda own: by_own_generator(own))
-    ),
     "a memory, read by a thread": lambda **_: by_hand(OwnGenerator(3)),
-    "a memory that cannot be pickled, read by a thread": lambda **_: by_hand(
-        OwnGenerator(3, lambda own: by_own_generator(own))
-    ),
     "files": own(lambda: named([path.replace("data", f"data/{RANK}") for path in FILES])),
 }
 
@@ -191,6 +175,8 @@ def main() -> None:
     said["updated"] = updated()
     with tempfile.TemporaryDirectory() as folder:
         said |= {f"equal: {name}": equal(kind) for name, kind in {**KINDS, **files(Path(folder)), **EQUAL}.items()}
+    marks = gathered({kind: first_items.marks(map(make, range(8))) for kind, make in first_items.KINDS.items()})
+    said["equal: marks of first items"] = ["no error" if marks[0] == marks[1] else f"{marks}"] * 4
     everyones = gathered(said)
     if RANK == 0:
         Path(sys.argv[1]).write_text(json.dumps(everyones))

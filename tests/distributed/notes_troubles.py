@@ -74,6 +74,8 @@ def stopped(folder: Path) -> None:
     else:
         pid = waited_for(folder, "ready0")
         if RANK == 1:
+            for other in range(2, WORLD_SIZE):  # which may still be asking the store, with the longer patience
+                waited_for(folder, f"ready{other}")
             os.kill(pid, signal.SIGSTOP)
             told(folder, "stopped")
         waited_for(folder, "stopped")

@@ -7,24 +7,23 @@ import copy
 import os
 import warnings
 from datetime import timedelta
-from itertools import count, islice
+from itertools import islice
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torchdata.nodes
 from dealing import TAILS, dealt
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from penstock import Loader
 from penstock._loader.check_ranks import check_ranks
-from penstock.nodes import Batcher, Cycler, IterableSource, Node, Sampler, SamplerWrapper, Sharder
-from penstock.orders import SequentialOrder, TorchOrder
+from penstock.nodes import Cycler, IterableSource, Node, SamplerWrapper, Sharder
+from penstock.orders import TorchOrder
 from penstock.testing import Tagged
 
 N = 23
@@ -97,21 +96,6 @@ def the_union_over_ranks_is_the_dataset_with_the_documented_tail():
             ]
 
 
-def torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives():
-    """Rank by rank, batch by batch, over three epochs; with our own order, and with their sampler taken over."""
-    for drop_last in (False, True):
-        sampler = DistributedSampler(range(N), shuffle=True, seed=7, drop_last=drop_last)
-        theirs = DataLoader(range(N), batch_size=4, sampler=sampler)
-        options = [{"order": TorchOrder(N, seed=7), "tail": "drop" if drop_last else "pad"}, {"sampler": sampler}]
-        for option in options:
-            with loader(**option) as ours:
-                for epoch in range(3):
-                    sampler.set_epoch(epoch)
-                    expected = [(batch + 1000 * epoch).tolist() for batch in theirs]  # first: ours tells the next epoch
-                    assert [batch.tolist() for batch in ours] == expected
-                    assert len(ours) == len(theirs)
-
-
 def all_ranks_have_the_same_state_at_every_step():
     batch_sampler = BatchSampler(RandomSampler(range(N), generator=torch.Generator()), 3, False)
     for options in (
@@ -158,13 +142,6 @@ def a_rank_outside_of_the_mesh_is_told_so():
     text = "ValueError: mesh has the ranks [0, 1], but this is rank {}, which is not in it and so has no share."
     assert said[:2] == ["no error"] * 2
     assert all(said[rank].startswith(text.format(rank)) for rank in (2, 3)), said
-
-
-def a_distributed_sampler_of_one_rank_is_dealt():
-    """Seen to fail: every rank loaded everything, and check_ranks passed."""
-    with loader(sampler=DistributedSampler(range(N), 1, 0, shuffle=False)) as batches:
-        check_ranks(batches)
-        assert in_order(gathered(flat(batches))) == [k % N for k in range(-(-N // WORLD_SIZE) * WORLD_SIZE)]
 
 
 def whole_batches_of_a_batch_sampler_are_dealt():
@@ -276,18 +253,6 @@ def more_ranks_than_items_under_drop_is_an_empty_epoch():
         assert gathered(nothing_of(Sharder(Cycler(source), tail="drop"))) == [NOTHING] * WORLD_SIZE
 
 
-def a_source_without_positions_cannot_be_padded():
-    text = "GraphError: {} cannot be read by position, which tail='pad' needs"
-    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(N), split="items")))), text.format("range"))
-    foreign = IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")
-    on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
-    batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
-    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Use tail='drop'")
-    on_every_rank(
-        lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler"
-    )
-
-
 def a_length_that_lies_gives_no_rank_more_than_its_share():
     """Seen to fail when the length was trusted until the sampler had been read: some ranks got a batch, and others
     none."""
@@ -318,16 +283,6 @@ def an_empty_epoch_yields_nothing():
     )
     with loader(1, 1, tail="exact") as batches:
         assert sum(gathered(len(list(batches)))) == 1  # not empty on all ranks together, so no rank raises
-
-
-def a_rank_beyond_the_world_is_refused():
-    for rank, world_size, fault in (
-        (WORLD_SIZE, WORLD_SIZE, f"rank={WORLD_SIZE} and world_size={WORLD_SIZE} from the arguments do not fit"),
-        (-1, WORLD_SIZE, "rank=-1 must be a whole number of at least 0"),
-        (0, 0, "world_size=0 must be a whole number of at least 1"),
-    ):
-        action = lambda rank=rank, world_size=world_size: loader(rank=rank, world_size=world_size)  # noqa: E731
-        on_every_rank(action, f"ValueError: {fault}")
 
 
 class Pieces:
@@ -424,38 +379,6 @@ def ranks_that_disagree_are_told_so():
         on_every_rank(lambda: check_ranks(batches), f"{mismatch}rank {last} failed with ZeroDivisionError")
 
 
-def one_rank_of_16384_reads_its_own_share_only():
-    """Each process here plays single ranks of a large world, and counts the requests to its source; it uses no
-    clock."""
-    asked = []
-
-    class Watched:
-        def __len__(self):
-            return 10**12
-
-        def settings(self):
-            return {}
-
-        def indices(self, epoch, positions):
-            asked.append(len(positions))
-            return np.array(positions)
-
-    for rank in (RANK, 9999 + RANK, 16383 - RANK):
-        with Loader.from_dataset(range(10**12), order=Watched(), batch_size=32, rank=rank, world_size=16384) as batches:
-            iterator = iter(batches)
-            assert next(iterator).tolist() == [rank + 16384 * k for k in range(32)]
-            for step in count(1):
-                if step == 20:
-                    break
-                assert next(iterator)[0] == rank + 16384 * 32 * step
-            state = batches.state_dict()
-            read = sum(asked)
-            batches.load_state_dict(state)  # a jump costs no more either
-            next(iter(batches))
-            assert sum(asked) - read <= 32 * 3
-    assert sum(asked) <= 2 * 3 * 32 * 24  # a sampler computes at most as much ahead as was read
-
-
 def a_step_is_the_same_with_balance():
     """To 1e-6 in float32, over three steps, and with the same state. Seen to fail: with costs in the place of another
     rank's."""
@@ -493,23 +416,18 @@ def main() -> None:
         the_process_group_may_start_after_the_loader_was_built,
         a_process_group_that_comes_later_with_other_numbers_is_an_error,
         the_union_over_ranks_is_the_dataset_with_the_documented_tail,
-        torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives,
         all_ranks_have_the_same_state_at_every_step,
         at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state,
-        a_distributed_sampler_of_one_rank_is_dealt,
         whole_batches_of_a_batch_sampler_are_dealt,
         a_batch_sampler_without_a_length_is_padded_too,
         ranks_that_run_out_first_or_get_nothing_stay_in_step,
         uneven_training_joins,
-        a_rank_beyond_the_world_is_refused,
         an_empty_epoch_yields_nothing,
-        one_rank_of_16384_reads_its_own_share_only,
         a_step_is_the_same_with_balance,
         a_loader_is_stateful,
     ]
     if WORLD_SIZE > 1:
         checks += [
-            a_source_without_positions_cannot_be_padded,
             a_length_that_lies_gives_no_rank_more_than_its_share,
             ranks_that_disagree_are_told_so,
             more_ranks_than_items_under_drop_is_an_empty_epoch,

@@ -32,27 +32,25 @@ EXAMPLES = HERE.parent.parent / "examples"
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2, 4])
+@pytest.mark.parametrize("world_size", [*(pytest.param(size, marks=pytest.mark.soak) for size in (1, 2)), 4])
 def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
     said = run_program(HERE / "rank_laws.py", ranks=world_size)
-    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 16, 2: 20, 4: 22}[world_size]
+    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 12, 2: 15, 4: 17}[world_size]
 
 
-@pytest.mark.parametrize(
-    "world_size", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 4]
-)
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_the_laws_of_notes_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of notes_laws.py, seen to fail as it says there."""
     said = run_program(HERE / "notes_laws.py", ranks=world_size)
-    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 2, 2: 7, 4: 8}[world_size]
+    assert len(set(re.findall(r"good: \w+\n", said))) == {2: 7, 4: 1}[world_size]
 
 
 def test_data_that_is_another_one_each_time_raises_no_alarm(run_program: Callable[..., str]) -> None:
-    """See augmented_ranks.py. Seen to fail: a `StateMismatch` in each of the first eight; and none in the other three,
+    """See augmented_ranks.py. Seen to fail: a `StateMismatch` in each of the first six; and none in the other one,
     with data that were never compared, and with a copy that began where the dataset had stopped."""
     said = run_program(HERE / "augmented_ranks.py", ranks=2)
-    assert len(set(re.findall(r"good: .+\n", said))) == 11
+    assert len(set(re.findall(r"good: .+\n", said))) == 7
 
 
 def test_a_store_that_does_not_answer_is_waited_for_once(tmp_path: Path, run_program: Callable[..., str]) -> None:
@@ -93,15 +91,14 @@ def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]])
     yielded, only what was read. Seen to fail: all but inside an epoch, because nobody looked at what a sampler will
     yield."""
     disagreeing = [name for name in disagreements[0] if not name.startswith("equal: ")]
-    assert len(disagreeing) == 22
+    assert len(disagreeing) == 11
     for name in disagreeing:
         first, other = (said[name] for said in disagreements)
         assert first == other
         what = "shard_names" if "files" in name else "the checksum of the sampler's indices"
         agree = 2 if "second epoch" in name or "within" in name else 1 if name == "updated" else 0
         remembers = name.removesuffix(", read by a thread") in (
-            *("random.Random()", "np.random.default_rng()", "torch.Generator().seed()"),
-            *("the order of a set", "cannot be pickled", "differs from the second epoch on", "other batches, within"),
+            *("random.Random()", "the order of a set", "differs from the second epoch on", "other batches, within"),
         )
         unread = sorted({*range(agree), *((0, 2) if remembers else ())})
         assert [first[moment] for moment in unread] == ["no error"] * len(unread)
@@ -112,12 +109,13 @@ def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]])
 
 
 def test_ranks_that_agree_raise_no_alarm(disagreements: list[dict[str, list[str]]]) -> None:
-    """Every kind of loader, at the same moments. Seen to fail with the paths of the files for their names."""
+    """Every kind of loader, at the same moments; and in processes with other seeds of hashes, first items have the same
+    marks. Seen to fail with the paths of the files for their names, and with sets that were not sorted."""
     alarms = {
         name: said for name, said in disagreements[0].items() if name.startswith("equal: ") and said != ["no error"] * 4
     }
     assert not alarms
-    assert sum(name.startswith("equal: ") for name in disagreements[0]) > 55
+    assert sum(name.startswith("equal: ") for name in disagreements[0]) > 50
 
 
 def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(

@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import random
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -51,21 +50,6 @@ class OfClass(Of):
         return self.rng.random()
 
 
-class Descriptor:
-    def __init__(self):
-        self.rng = random.Random(7)
-
-    def __get__(self, one, kind=None):
-        return self if one is None else self.rng.random()
-
-
-class Described(Of):
-    value = Descriptor()
-
-    def __getitem__(self, index):
-        return self.value
-
-
 class Together(Of):
     def __getitems__(self, indices):
         return [self[index] for index in indices]
@@ -86,23 +70,10 @@ def closed_over():
     return lambda index: rng.random()
 
 
-def in_a_set():
-    rngs = {random.Random(7)}
-    return Of(lambda index: next(iter(rngs)).random(), rngs)
-
-
-def in_a_proxy():
-    rngs = MappingProxyType({"a": random.Random(7)})
-    return Of(lambda index: rngs["a"].random(), rngs)
-
-
 DIFFERS = {
     "a module": lambda: Of(lambda index: of_module.random()),
     "a closure": lambda: Of(closed_over()),
     "a class": lambda: OfClass(None),
-    "a set": in_a_set,
-    "a mapping proxy": in_a_proxy,
-    "a descriptor": lambda: Described(None),
     "the system": lambda: Of(lambda index: torch.tensor([*os.urandom(8)])),
     "a counter": lambda: Of(lambda index: {"a": [index, next(counter)]}),
     "loaded together": lambda: Together(lambda index: of_module.random()),
@@ -162,55 +133,35 @@ class Row:
     y: float = float("nan")
 
 
-def lazily():
-    made = []
-
-    class Lazily(Of):
-        def __getitem__(self, index):
-            if not hasattr(self, "rng"):
-                self.rng = random.Random()
-                made.append(1)
-            return self.rng.random()
-
-    return Lazily(None)
-
-
-def only_once():
-    seen = set()
-
-    def make(index):
-        if index in seen:
-            raise ValueError(index)
-        seen.add(index)
-        return index
-
-    return Of(make)
+class Lazily(Of):
+    def __getitem__(self, index):
+        if not hasattr(self, "rng"):
+            self.rng = random.Random()
+        return self.rng.random()
 
 
 REPEATS = {
-    "numbers": lambda: Of(lambda index: {"a": (index, 0.5, None, "a"), "b": torch.full((3,), float("nan"))}),
     "global draws": lambda: Of(lambda index: random.random() + np.random.rand() + torch.rand(())),
     "its own numbers": lambda: Of(lambda index: penstock.sample().rng.random()),
-    "one that appears": lazily,
-    "objects": lambda: Of(lambda index: (Anything(), Row(torch.full((2,), index)), b"a", {1}, np.float64("nan"))),
-    "sparse": lambda: Of(lambda index: torch.eye(3).to_sparse()),
+    "one that appears": lambda: Lazily(None),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*drew from the global random numbers")
-@pytest.mark.parametrize("how", METHODS)
-@pytest.mark.parametrize("what", REPEATS)
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [(what, how) for what in REPEATS for how in METHODS if (what, how) != ("one that appears", "threads")],
+)
 @pytest.mark.timeout(60)
 def test_what_repeats_itself_is_not(what, how, caplog):
     """Draws in threads are named by another watch. Seen to fail: `_compared` without it; a sample's own numbers that
     went on."""
-    if (what, how) == ("one that appears", "threads"):
-        pytest.skip("nothing seeds it there")
     assert said_of(caplog, REPEATS[what](), collate_fn=len, **METHODS[how]) == []
 
 
 def test_a_second_load_that_raises_is_ignored(caplog):
-    with Loader.from_dataset(only_once(), 4) as loader:
+    left = [*range(N)]
+    with Loader.from_dataset(Of(lambda index: left.pop(left.index(index))), 4) as loader:
         assert [batch.tolist() for batch in loader] == torch.arange(N).reshape(-1, 4).tolist()
     assert SAID not in caplog.text
 

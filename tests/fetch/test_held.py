@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import random
 import time
+import weakref
 from collections import deque
 
+import numpy as np
+import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from penstock import Loader
 from penstock._fetch.held import EndOfWalk, held
 
 
@@ -93,3 +98,60 @@ def test_a_flat_dataset_takes_no_time():
         list(held({"dataset": flat}))
         took.append(time.perf_counter() - began)
     assert min(took) < 0.0002
+
+
+class Refusing:
+    """Refuses every look, as a proxy does that is not bound to anything."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("not bound")
+
+
+class Countless(list):
+    def __len__(self):
+        raise RuntimeError("not loaded yet")
+
+
+class Posing(Slotted):
+    """Passes for what it wraps."""
+
+    def __getattribute__(self, name):
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+
+class Beside:
+    """Holds something in front of a generator. Sample i is i."""
+
+    def __init__(self, first):
+        self.first, self.rng = first, random.Random(7)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+
+def arrays():
+    np.savez(file := io.BytesIO(), a=np.ones(3))
+    file.seek(0)
+    return np.load(file)
+
+
+@pytest.mark.parametrize("words", [{}, {"num_workers": 1, "method": "thread"}])
+def test_what_refuses_to_be_looked_at_is_passed_over(words):
+    """Seen to fail: it raised what the look raises; what stands behind it in a list was not found; nor was what is in
+    it.
+    """
+    dead = weakref.proxy(Holder())
+    first = [torch.eye(8).to_sparse(), dead, Refusing(), arrays(), torch.nn.LazyLinear(3)]
+    first += [
+        Countless([Holder(rng=random.Random(7))]),
+        Posing({"a": Holder(rng=random.Random(7))}),
+    ]
+    dataset = Beside([*first, random.Random(7)])
+    with Loader.from_dataset(dataset, 4, **words) as loader:
+        assert [torch.cat([*loader]).tolist() for _ in range(2)] == 2 * [[*range(8)]]
+    found = {one.path for one in held({"dataset": dataset}) if isinstance(one.value, random.Random)}
+    inside = {"dataset.first[5][0].rng", "dataset.first[6]['a'].rng"}
+    assert found == {"dataset.rng", "dataset.first[7]"} | inside

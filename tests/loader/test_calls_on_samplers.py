@@ -133,11 +133,17 @@ class Walk:
         self.tell(epoch + 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("kind", "loaders"), [(Keeps, 1), (Draws, 1), (Hides, 1), (Keeps, 2)])
+@pytest.mark.parametrize(
+    ("kind", "loaders", "way"),
+    [
+        *((Keeps, 1, way) for way in WAYS),
+        (Draws, 1, "inline"),
+        (Draws, 1, "declared"),
+        (Hides, 1, "threads"),
+        (Keeps, 2, "inline"),
+    ],
+)
 def test_who_speaks_last_counts(kind: type[Keeps], loaders: int, way: str) -> None:
-    if kind is Hides and way == "declared":
-        pytest.skip("it was declared that its order depends on the epoch that the loader tells it")
     for number in range(12):
         chance = random.Random(f"{kind.__name__} {number}")
         walk = Walk(kind, way, loaders, chance)

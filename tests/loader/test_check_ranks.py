@@ -4,11 +4,8 @@ nothing."""
 from __future__ import annotations
 
 import json
-import os
 import random
-import threading
 import zlib
-from collections import deque
 from functools import partial
 from itertools import islice
 
@@ -29,9 +26,8 @@ END = "end of epoch"
 class Remembers:
     """Draws on from where it was left, and not from anything that is seeded for it."""
 
-    def __init__(self, **more):
+    def __init__(self):
         self.rng = random.Random(7)
-        vars(self).update(more)
 
     def __len__(self):
         return N
@@ -53,20 +49,6 @@ class Draws:
         return iter(np.random.permutation(N).tolist())
 
 
-class Turns:
-    """Turns what it calls its dataset by one place each time it is read."""
-
-    def __init__(self):
-        self.dataset = deque(range(N))
-
-    def __len__(self):
-        return N
-
-    def __iter__(self):
-        self.dataset.rotate(1)
-        return iter([*self.dataset])
-
-
 class IsTold(Draws):
     """Has a ``set_epoch``."""
 
@@ -81,10 +63,8 @@ class IsTold(Draws):
 
 SAMPLERS = {
     "is told": IsTold,
-    "turns its dataset": Turns,
     "torch's": lambda: RandomSampler(range(N)),
     "remembers": Remembers,
-    "cannot be pickled": lambda: Remembers(more=lambda: None),
     "draws": Draws,
 }
 
@@ -179,14 +159,6 @@ def whole_epochs(items, seen):
         said.append(one)
 
 
-def test_a_sampler_that_cannot_be_asked_beforehand_is_left_alone():
-    """It holds a lock, so it can be neither pickled nor copied: what it has yielded is gone."""
-    with canonical(Remembers(lock=threading.Lock())) as loader, canonical(Remembers()) as other:
-        for _ in range(3):
-            assert looked_at(loader) is None  # it is read when its epoch begins
-            assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in other]
-
-
 def test_of_a_sampler_that_is_updated_the_present_one_counts():
     """It may be updated once more before the epoch begins."""
     given = list(range(N))
@@ -249,46 +221,6 @@ def test_where_batches_begin_counts():
         == said(BatchSampler(RandomSampler(range(N)), 4, True))
         is not None
     )
-
-
-def test_nobody_reads_the_sampler_at_the_same_time():
-    """A thread is in the middle of the next epoch's plan, and another thread reads the graph. Seen to fail: both read
-    one copy."""
-    (began, begin), (gate, key) = os.pipe(), os.pipe()
-
-    class Slow:
-        epoch = readers = 0
-        read, write = os.read, os.write
-
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-        def __len__(self):
-            return N
-
-        def __iter__(self):
-            self.readers += 1
-            self.write(begin, b"%d" % (self.epoch if self.readers == 1 else 9))
-            if self.epoch == 1:
-                self.read(gate, 1)
-            alone, self.readers = self.readers == 1, self.readers - 1
-            return iter(range(self.epoch, N + self.epoch) if alone else range(N))
-
-    with indices_of(Slow(), plan_ahead=True) as loader:
-        batches = iter(loader)
-        whole = [*next(batches), *next(batches), *next(batches)]
-        assert [os.read(began, 1), os.read(began, 1)] == [b"0", b"1"]
-        said = []
-        asks = threading.Thread(target=lambda: said.append(looked_at(loader)))
-        asks.start()
-        assert os.read(began, 1) == b"1"
-        os.close(key)
-        asks.join()
-        assert list(batches) == []
-        following = np.concatenate(list(loader))
-    os.close(begin), os.close(began), os.close(gate)
-    assert (whole, following.tolist()) == ([*range(N)], [*range(1, N + 1)])
-    assert said == [zlib.crc32(following.astype("<i8").tobytes())]
 
 
 def test_the_lengths_of_own_shares_are_not_compared():

@@ -10,16 +10,18 @@ import pytest
 
 from penstock import Loader
 from penstock._loader import checks
+from penstock._loader.checks import Check
 
 
-class Recorder:
+class Recorder(Check):
     """Writes down what it is told."""
 
     def __init__(self, told: list[Any]) -> None:
         self.told = told
 
-    def began(self, state: Any, *, jumped: bool) -> None:
+    def began(self, state: Any, *, jumped: bool) -> bool:
         self.told.append(("began", state["epoch"], jumped))
+        return True
 
     def delivered(self, state: Any, address: Any) -> None:
         self.told.append(address.positions.tolist())
@@ -38,7 +40,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a check is told of the loaders that a test builds."""
     heard: list[Any] = []
     home: Any = ModuleType("recorders")
-    home.check = lambda positions, nodes: Recorder(heard) if positions.sized() else None
+    home.check = lambda positions, nodes, infinite: Recorder(heard) if positions.sized() else None
     monkeypatch.setitem(sys.modules, "recorders", home)
     monkeypatch.setattr(checks, "homes", ["recorders"])
     return heard

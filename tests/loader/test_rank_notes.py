@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 
 from penstock import Loader
 from penstock._loader import rank_notes
-from penstock._loader.rank_notes import _agree, _Group, _group, _is_old, _signed, _since, _without_seeds
+from penstock._loader.rank_notes import _HOST, _agree, _Group, _group, _is_old, _since, _without_seeds
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def group(tmp_path: Path) -> Iterator[Path]:
 
 
 def note(marks: list[int], age_s: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {**_signed(marks=marks, length=4), "at": _since - age_s, **more}
+    return {"marks": marks, "length": 4, "rank": 0, "at": _since - age_s, "host": _HOST, **more}
 
 
 @pytest.mark.usefixtures("group")
@@ -110,7 +110,7 @@ def test_a_group_of_one_rank_writes_nothing() -> None:
 @pytest.mark.parametrize("used", [True, False])
 def test_a_fork_is_no_rank_of_the_group_of_its_parent(used: bool) -> None:
     """Seen to fail: it left notes as one, of other data."""
-    one, before = _group() if used else None, _signed(marks=[1])
+    one, before = _group() if used else None, note([1])
     if (pid := os.fork()) == 0:
         child = _group()
         os._exit(0 if child is not None and child.dead and _is_old(before) else 1)

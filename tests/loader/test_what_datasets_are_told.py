@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pairwise import mostly_soak
-from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, IterableDataset, Subset, get_worker_info
 
 from penstock import Loader
 
@@ -119,7 +120,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "inline": {},
     "threads": {"num_workers": 2, "method": "thread"},
     "processes": {"num_workers": 2},
-    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
     "lanes": {"lanes": 2},
     "lanes in processes": {"lanes": 2, "num_workers": 2},
 }
@@ -152,10 +152,9 @@ CASES = [
     for streams in (False, True)
     if streams or "lanes" not in how
 ]
-CHOSEN = [*[case for case in CASES if case[2] != "spawn"][::9], ("an attribute", "a wrapper", "spawn", False)]
 
 
-@pytest.mark.parametrize(("call", "whole", "how", "streams"), mostly_soak(CASES, CHOSEN))
+@pytest.mark.parametrize(("call", "whole", "how", "streams"), mostly_soak(CASES, CASES[::9]))
 def test_the_loop_speaks_last(call: str, whole: str, how: str, streams: bool) -> None:
     """Seen to fail: epoch 0 three times, without a word."""
     words = METHODS[how]
@@ -334,9 +333,56 @@ def test_never_inside_an_epoch_and_never_with_infinite(caplog: pytest.LogCapture
 
 
 def test_a_dataset_that_cannot_be_sent_any_more_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Until then it is, also to processes that inherit nothing."""
     data: Any = Staged()
-    with Loader.from_dataset(data, 2, num_workers=1, multiprocessing_context="spawn") as loader:
+    with Loader.from_dataset(data, 2, num_workers=1, multiprocessing_context="forkserver") as loader:
         assert plain(loader) == [0, 1, 2, 3]
+        data.stage = 2
+        assert plain(loader) == [2000, 2001, 2002, 2003]
         data.stage, data.cannot = 3, lambda: None
-        assert plain(loader) == [0, 1, 2, 3]
+        assert plain(loader) == [2000, 2001, 2002, 2003]
     assert "can no longer be sent to worker processes" in caplog.text
+
+
+def two(build: Any, kind: type[Part], inside: bool) -> list[list[int]]:
+    """What two loaders over one dataset yield, if the loop reads the second one behind each epoch of the first one, or
+    ``inside`` it."""
+    data, found = kind(), []
+    train, val = build(Subset(data, range(4))), build(Subset(data, range(4)))
+    for epoch in range(EPOCHS):
+        if kind is Part:
+            data.set_epoch(epoch)
+        data.stage = 2 * epoch
+        batches = iter(train)
+        read = [int(value) for value in next(batches)]
+        if not inside:
+            read += plain(batches)
+        data.stage += 1
+        found += [plain(val), read + plain(batches)]
+    return found
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("kind", [Part, Staged])
+def test_two_loaders_may_share_a_dataset(kind: type[Part], how: str, inside: bool) -> None:
+    """Each yields what a ``DataLoader`` would. Seen to fail: the second one was in epochs 0, 2, 3; and the rest of the
+    first one's epoch was in the next one."""
+    if (kind, how, inside) == (Staged, "threads", True):
+        pytest.skip("threads may have read ahead what the loop then changes")
+    expected = two(lambda data: DataLoader(data, 2, num_workers=2 * (how == "processes")), kind, inside)
+    with contextlib.ExitStack() as stack:
+        build = lambda data: stack.enter_context(Loader.from_dataset(data, 2, seed=0, **METHODS[how]))  # noqa: E731
+        assert two(build, kind, inside) == expected
+
+
+@pytest.mark.parametrize("how", ["inline", "processes"])
+def test_each_of_two_loaders_over_a_dataset_counts_for_itself(how: str) -> None:
+    """Also inside an epoch of the other one. Seen to fail: half of the first epoch was in epoch 2."""
+    data = Part()
+    with Loader.from_dataset(data, 2, **METHODS[how]) as first, Loader.from_dataset(data, 2) as second:
+        for epoch in range(EPOCHS):
+            batches = iter(first)
+            read = next(batches).tolist()
+            assert [plain(second)[0] // 1000 for _ in range(2)] == [2 * epoch, 2 * epoch + 1]
+            assert {value // 1000 for value in read + plain(batches)} == {epoch}

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import Loader, Shards, Stream
+from penstock import Loader
 from penstock._nodes.draw_watch import DrawWatch
 from penstock.nodes import Batcher, Cycler, Fetch, Node, ParallelMapper, Prefetcher, Sampler
 from penstock.orders import SequentialOrder
@@ -81,15 +81,6 @@ def read_by(n_readers, loader):
     return Loader(root)
 
 
-def stepping(draw):
-    def step(records):
-        for record in records:
-            draw()
-            yield record
-
-    return step
-
-
 def build(part, draw):
     """A loader in which ``part`` draws, and what the warning calls it."""
 
@@ -108,17 +99,9 @@ def build(part, draw):
     if part == "collate_fn":
         return loaded(Numbers(), collate_fn=collate), "Numbers.__getitem__ or collate_fn build.<locals>.collate"
     numbers = Numbers()
-    if part == "a function that is mapped":
-        mapped = Batcher(Cycler(Sampler(SequentialOrder(400))), BATCH)
-        return Loader(
-            ParallelMapper(mapped, lambda indices: collate([numbers[one] for one in indices]), 2)
-        ), "build.<locals>.<lambda>"
-    if part == "step":
-        steps = [stepping(draw)]
-        return loaded(
-            Stream(1, lambda shard: map(numbers.__getitem__, range(400)), epoch_size=400, steps=steps, bookmarks=False)
-        ), "Stream.__getitem__"
-    return loaded(Shards([0], lambda shard: numbers, counts=[400], transform=transform)), "Shards.__getitem__"
+    mapped = Batcher(Cycler(Sampler(SequentialOrder(400))), BATCH)
+    graph = ParallelMapper(mapped, lambda indices: collate([numbers[one] for one in indices]), 2)
+    return Loader(graph), "build.<locals>.<lambda>"
 
 
 @pytest.mark.parametrize(
@@ -127,8 +110,6 @@ def build(part, draw):
         *(("dataset", generator) for generator in GENERATORS),
         ("transform", "torch"),
         ("collate_fn", "numpy.random"),
-        ("step", "random"),
-        ("transform of shards", "torch"),
         ("a function that is mapped", "random"),
     ],
 )
@@ -141,20 +122,12 @@ def test_what_draws_in_worker_threads_is_said_once(part, generator):
         assert words in said
 
 
-@pytest.mark.parametrize(
-    ("draws", "n_readers"),
-    [
-        (lambda index, seen: index % 20 == 7, 0),  # as RandomApply(p=0.05), if it drew for these only
-        (lambda index, seen: seen > 1000, 1),
-    ],
-    ids=["one in 20", "after 1000"],
-)
-def test_rare_and_late_draws_are_seen(draws, n_readers):
+def test_late_draws_are_seen():
     """Seen to fail: a watch of the first batches only; one that takes the wait of a reader thread for that of the
     loop."""
     seen = count()
-    loader = loaded(Numbers(draw=lambda index: draws(index, next(seen)) and random.random()))
-    (said,) = said_by(read_by(n_readers, loader), 5)
+    loader = loaded(Numbers(draw=lambda index: next(seen) > 1000 and random.random()))
+    (said,) = said_by(read_by(1, loader), 5)
     assert said.startswith("Numbers.__getitem__ drew from the global random numbers in worker threads (random)")
 
 
@@ -269,7 +242,7 @@ def test_the_resume_law_says_it(as_node, seen):
 
     def build():
         loader = Loader.from_dataset(range(40), batch_size=4, num_workers=2, method="thread", transform=noisy)
-        loader.root.draws.blocked.off = not seen
+        loader.root.executor.draws.off = not seen
         return loader.root if as_node else loader
 
     with pytest.raises(
@@ -286,7 +259,7 @@ def test_a_generator_that_is_only_found_is_no_draw():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for change, said in (({"dataset.rng": 1}, 0), ({"dataset.rng": 2}, 1)):
-            watch.place.waiting(states.update, change)
+            watch.waiting(0, states.update, change)
             watch.warn([])
             assert len(caught) == said
     assert "it drew from a shared generator" in str(caught[0].message)

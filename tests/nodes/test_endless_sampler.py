@@ -3,7 +3,7 @@ ended when it is closed."""
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -45,19 +45,6 @@ class Words(Sampler):
         return f"word {k}"
 
 
-class Here:
-    """Cannot be pickled, so it is read in this process."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __reduce__(self):
-        raise TypeError("stays here")
-
-    def __iter__(self):
-        return iter(self.sampler)
-
-
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks of 10 items, or 10 samples in batches."""
@@ -93,7 +80,6 @@ def test_an_endless_sampler_gives_what_dataloader_gives(blocks, words, workers):
 
 ENDLESS = {
     "passes": (Passes, None),
-    "passes, here": (lambda: Here(Passes()), None),
     "draws": (Drawing, None),
     "draws, in batches": (lambda: BatchSampler(Drawing(), 3, drop_last=False), True),
     "is lent a generator": (Lent, None),
@@ -193,3 +179,29 @@ def test_padding_an_endless_sampler_is_refused(blocks):
     )
     with Loader.from_dataset(range(N), sampler=Passes(), rank=0, world_size=2) as loader, refused:
         next(iter(loader))
+
+
+def test_after_an_error_it_goes_on_where_it_was(blocks):
+    """Seen to fail: the items of the first block came again, as those of the second."""
+
+    class Fails:
+        def __init__(self):
+            self.bad = {12}
+
+        def set_epoch(self, epoch):
+            pass
+
+        def __iter__(self):
+            for k in count():
+                if k in self.bad:
+                    self.bad.discard(k)
+                    raise OSError("gone")
+                yield k
+
+    with Loader.from_dataset(range(99), batch_size=5, sampler=Fails()) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        with pytest.raises(OSError, match="gone"):
+            next(batches)
+        loader.load_state_dict(loader.state_dict())
+        assert next(iter(loader)).tolist() == [10, 11, 12, 13, 14]

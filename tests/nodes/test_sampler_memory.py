@@ -37,15 +37,12 @@ def test_a_memory_that_cannot_be_led_is_named(caplog: pytest.LogCaptureFixture, 
     assert "Grows may remember what it has yielded, and cannot be moved back, so epoch 0 is what it" in caplog.text
 
 
-@pytest.mark.parametrize("position", [1, 2 * BLOCK])
-def test_a_memory_that_shows_only_at_the_end_of_an_epoch_is_found(
-    monkeypatch: pytest.MonkeyPatch, wrap: Any, position: int
-) -> None:
+def test_a_memory_that_shows_only_at_the_end_of_an_epoch_is_found(monkeypatch: pytest.MonkeyPatch, wrap: Any) -> None:
     """Where the state's checksum is that of any epoch, and the sampler is read in blocks. Seen to fail: epoch 3 ended
     like epoch 0."""
     monkeypatch.setattr(sampler_reading, "CHUNK", BLOCK)
     node = wrap(Grows())
-    node.reset({"epoch": 3, "position": position, "checksum": zlib.crc32(np.arange(position).astype("<i8").tobytes())})
+    node.reset({"epoch": 3, "position": 1, "checksum": zlib.crc32(np.arange(1).astype("<i8").tobytes())})
     assert [item.values for item in node if item.values >= 100] == [100, 101, 102]
 
 

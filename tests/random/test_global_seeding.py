@@ -262,23 +262,6 @@ def test_draws_in_on_error(draw, faults, asks, caplog):
         assert row == [float(one) for one in expected], index
 
 
-def test_an_error_in_a_watched_batch():
-    """If anything was drawn, the batch is loaded again, seeded, so that the error does not depend on watching
-    either."""
-    dataset = Failing(lambda: 0.0, NEVER, {150})
-    load = worker(dataset)
-    over(load, 0, 144)
-    dataset.calls.clear()
-    with pytest.raises(ValueError, match="150"):
-        over(load, 144, 152)
-    assert dataset.calls == list(range(144, 151))
-    dataset.draw, dataset.when, dataset.bad = random.random, {157}, {157}
-    dataset.calls.clear()
-    with pytest.raises(ValueError, match="157"):
-        over(load, 152, 160)
-    assert dataset.calls == [*range(152, 158)] * 2
-
-
 # The caller's generators.
 
 
@@ -320,68 +303,7 @@ def both_ways(request, monkeypatch):
         monkeypatch.setattr(global_rng, "torch_twister", lambda: None)
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [lambda: random.gauss(0, 1), np.random.randn, lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)],
-)
-def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
-    """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end;
-    `look` without ``gauss_next``; `TorchMemory.read` without the deviates."""
-    seed_globals(1, 2, 3)
-    kept()
-    found = generators()
-    watch = GlobalRngSnapshot()
-    before = watch.look()
-    drawn = kept()
-    assert watch.look() != before
-    for draw in DRAWS.values():
-        draw()
-    watch.put_back(before)
-    assert watch.look() == before
-    assert generators() == found
-    assert kept() == drawn
-
-
-def test_the_generator_of_torch_is_found():
-    """Otherwise a look takes four times as long. Seen to fail: `TorchMemory.read` without the deviates; `_torch_state`
-    without them."""
-    twister = global_rng.torch_twister()
-    assert twister is not None
-    for seed in (1, 1, 2):  # alike, if all that differs is what the compiler left in the gaps
-        torch.default_generator.manual_seed(seed)
-        assert (twister.read() == global_rng.TorchMemory(torch.Generator().manual_seed(seed)).read()) is True
-
-
-def test_a_deviate_that_numpy_keeps_is_seen_whenever_it_comes_and_goes():
-    """Its memory does not show that. Seen to fail: `look` that asks only if the memory has changed."""
-    watch = GlobalRngSnapshot()
-    np.random.seed(1)
-    looks = [watch.look()]
-    for _ in range(4):  # every second one is kept
-        np.random.randn()
-        looks.append(watch.look())
-        assert watch.look() is looks[-1]
-    assert None not in looks
-    assert len({str(look.numpy) for look in looks}) == 5
-
-
-def test_draws_in_threads_are_seen_though_numpy_keeps_a_deviate(caplog):
-    """Seen to fail: a watch that does not look as long as there is one."""
-    np.random.seed(1)
-    np.random.randn()
-
-    def drawing(sample):
-        return sample + np.random.randn()
-
-    with (
-        Loader.from_dataset(range(64), batch_size=4, num_workers=2, method="thread", transform=drawing) as loader,
-        pytest.warns(UserWarning, match="draw"),
-    ):
-        list(loader)
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 16])
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("together", "batch_size"), [(False, None), (False, 1), (True, 16)])
 def test_in_the_thread_of_the_consumer_whatever_is_calm_is_left_alone(together, batch_size):
     """However few samples it is: restoring the generators takes 80 us. Seen to fail: with the rule for workers."""
     seen = []
@@ -422,34 +344,49 @@ def test_an_item_of_a_stream_is_transformed_once(batch_size):
         assert torch.cat(list(loader)).flatten().tolist() == [1000 + k for k in range(10 * BATCH)]
 
 
+def double_deviate():
+    torch.randn(1, dtype=torch.float64)
+
+
 CHANGES = {
-    "random.seed": (lambda: None, lambda: random.seed(9)),
+    "random.seed": (int, lambda: random.seed(9)),
     "random.random": (random.random, random.random),
     "a deviate of random": (lambda: random.gauss(0, 1), lambda: random.gauss(0, 1)),
     "624 words of random": (lambda: random.getrandbits(32), lambda: random.getrandbits(32 * 624)),
-    "numpy.random.seed": (lambda: None, lambda: np.random.seed(9)),
+    "numpy.random.seed": (int, lambda: np.random.seed(9)),
     "numpy.random.rand": (np.random.rand, np.random.rand),
     "624 words of NumPy": (np.random.rand, lambda: np.random.bytes(4 * 624)),
-    "torch.manual_seed": (lambda: None, lambda: torch.default_generator.manual_seed(9)),
+    "a deviate of NumPy": (np.random.randn, np.random.randn),
+    "torch.manual_seed": (int, lambda: torch.default_generator.manual_seed(9)),
     "torch.rand": (lambda: torch.rand(1), lambda: torch.rand(1)),
     "a deviate of torch": (lambda: torch.randn(1), lambda: torch.randn(1)),
+    "a double deviate of torch": (double_deviate, double_deviate),
     "624 words of torch": (lambda: torch.rand(1), lambda: torch.rand(624)),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_any_change_of_a_global_generator_is_seen(change):
-    """Also one that leaves its position where it was. Seen to fail: without each of the marks."""
+def test_any_change_of_a_global_generator_is_seen_and_put_back(change, both_ways):
+    """Also one that leaves its position where it was, and the draw of a kept deviate, which takes no word from the
+    generator. Seen to fail: without each of the marks; without each of the deviates.
+    """
     before, act = CHANGES[change]
-    with global_rngs_kept():
-        seed_globals(1, 2, 3)
-        before()
-        watch = GlobalRngSnapshot()
-        seen = watch.look()
-        assert seen is not None
-        assert watch.look() is seen
-        act()
-        assert watch.look() != seen
+    seed_globals(1, 2, 3)
+    before()
+    found, watch = generators(), GlobalRngSnapshot()
+    seen = watch.look()
+    assert seen is not None
+    assert watch.look() == seen
+    act()
+    changed = generators()
+    assert watch.look() != seen
+    for draw in DRAWS.values():
+        draw()
+    watch.put_back(seen)
+    assert watch.look() == seen
+    assert generators() == found
+    act()
+    assert generators() == changed
 
 
 # When to seed, by value.
@@ -483,22 +420,6 @@ def test_what_is_off_touches_nothing():
     with seeding.kept():
         random.random()
     assert generators() != found
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_the_generators_are_kept_around_what_is_seeded(asked):
-    seeding, found = GlobalSeeding(3, True), generators()
-    with seeding.kept(asked):
-        seeding.seed_collate(2, 5)
-        inside = generators()
-    assert generators() == (found if asked else inside)
-    seed_globals(3, 2, ~5)
-    assert generators() == inside
-    with seeding.kept():
-        random.random()
-    assert generators() == inside
-    seeding.run(lambda: seeding.seed(0, 1), of_many=False, kept=True)
-    assert generators() == inside
 
 
 def test_nested_keeping_restores_the_outermost_and_an_interrupt_is_repaired():
@@ -660,19 +581,17 @@ def test_the_memory_of_torch_is_that_of_its_state(seed):
     assert global_rng.torch_twister() is not None
 
 
-@pytest.mark.parametrize("address", [{}, {"_cdata": None}, {"_cdata": "1"}])
-def test_a_torch_whose_memory_is_elsewhere_is_asked(address):
+def test_a_torch_whose_memory_is_elsewhere_is_asked():
     generator = torch.Generator().manual_seed(5)
-    state = generator.get_state()
-    others = [SimpleNamespace(get_state=lambda: state, **address)]
-    others += [SimpleNamespace(_cdata=generator._cdata, get_state=lambda: torch.zeros(16, dtype=torch.uint8))]
-    others += [
-        SimpleNamespace(_cdata=generator._cdata, get_state=torch.Generator().manual_seed(6).get_state)
-    ]  # other words than its state's
+    state, known = generator.get_state(), {"_cdata": generator._cdata}
+    elsewhere = {}, {"_cdata": None}, {"_cdata": "1"}
+    others = [SimpleNamespace(get_state=lambda: state, **address) for address in elsewhere]
+    others += [SimpleNamespace(**known, get_state=lambda: torch.zeros(16, dtype=torch.uint8))]
+    others += [SimpleNamespace(**known, get_state=torch.Generator().manual_seed(6).get_state)]  # other words
     for other in others:
         with pytest.raises(ValueError):  # noqa: PT011
             global_rng.TorchMemory(other)
-    assert global_rng.TorchMemory(SimpleNamespace(_cdata=generator._cdata, get_state=lambda: state)).read()
+    assert global_rng.TorchMemory(SimpleNamespace(**known, get_state=lambda: state)).read()
 
 
 @pytest.mark.parametrize(
@@ -705,19 +624,6 @@ def test_a_look_asks_for_what_it_must_only(monkeypatch):
         other[part] = value
         monkeypatch.setattr(np.random, "get_state", lambda other=other: tuple(other))
         assert GlobalRngSnapshot().look() is None
-
-
-@pytest.mark.parametrize("hidden", ["python_twister", "torch_twister"])
-def test_a_look_where_one_memory_is_not_found_asks(hidden, monkeypatch):
-    monkeypatch.setattr(global_rng, hidden, lambda: None)
-    watch = GlobalRngSnapshot()
-    states = watch.look()
-    assert watch.look() == states
-    for draw in (random.random, np.random.random, lambda: torch.rand(1)):
-        draw()
-        assert watch.look() != states
-        watch.put_back(states)
-        assert watch.look() == states
 
 
 def kept_deviates():

@@ -13,7 +13,7 @@ from penstock._fetch.columns import in_columns, in_rows
 from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, are_samples, samples_in
-from penstock._fetch.held_generators import NEW_EPOCH, HeldGenerators
+from penstock._fetch.held_generators import NEW_EPOCH
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
 from penstock._fetch.padding import Padded
@@ -53,7 +53,6 @@ class FetchTask(Task):
     ) -> None:
         # A transform may have modified an item, so it must not receive it again; see `GlobalSeeding`.
         once = isinstance(fetch.dataset, IdentityDataset)
-        super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
         self.dataset, self._transform = None if once else fetch.dataset, fetch.transform
         if isinstance(fetch.dataset, PackView):
@@ -64,7 +63,7 @@ class FetchTask(Task):
             "collate_fn": fetch.collate_fn,
             "on_error": on_error,
         }
-        self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
+        super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs, roots)
         if self.dataset is None:
             self.noun = "the item"
         elif fetch.facts.sets_worker_info:
@@ -91,7 +90,7 @@ class FetchTask(Task):
     def _inline(self, task: Any, allocate: Allocate) -> Any:
         meter = self.meter
         plain = self._one_by_one and meter.plain and self.generators.quiet and isinstance(task, Indices)
-        if not plain or not (task.is_batch and len(task.positions)) or (self.told_parts and task.epoch != self.told):
+        if not plain or not (task.is_batch and len(task.positions)) or self.told_parts.lack(task.epoch, self.told):
             return super().inline(task, allocate)
         meter.plain -= 1
         return self._seeding.run(partial(self._batch, task, allocate), of_many=True, kept=True)
@@ -184,7 +183,7 @@ class FetchTask(Task):
                 f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at "
                 f"the source, or map with a plain function."
             )
-        if self.told_parts and task.epoch != self.told:
+        if self.told_parts.lack(task.epoch, self.told):
             self.tell(task.epoch, inline=inline)
         if fetch.is_arrays and task.is_batch:
             try:
@@ -207,12 +206,13 @@ class FetchTask(Task):
         if not fetch.has_getitems or not indices:
             load = fetch.load
         else:
+            loading = SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE])
+            begin = partial(self._begin, loading, positions[0])
+            begin()
             if self.generators.is_first and fetch.transform is None and not self._is_forward:
                 with suppress_own():  # loaded alone, and for nothing else
-                    loading = SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE])
-                    self._begin(loading, positions[0])
-                    self._compares_first(fetch, fetch.load_many, loading, positions, False)(indices[:1])
-            self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
+                    self._compared(fetch.load_many, begin, indices[:1])
+                begin()
             try:
                 fetched = fetch.load_many(indices)
             except Exception as exc:
@@ -323,13 +323,13 @@ class FetchTask(Task):
         Data that is read ``forward`` would be read again from its start, so only its transform is called again.
         """
 
-        def begin() -> None:
-            loading.begin_again()
-            self._begin(loading, positions[loading.row])
+        def compared(item: Any) -> Any:
+            begin = partial(self._begin, loading, positions[loading.row])
+            if forward:
+                return self._compared(fetch.transform or _same, begin, fetch.dataset[item])
+            return self._compared(load, begin, item)
 
-        if forward:
-            return lambda index: self._compared(fetch.transform or _same, begin, fetch.dataset[index])
-        return partial(self._compared, load, begin)
+        return compared
 
     def _finished(
         self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0
@@ -364,7 +364,7 @@ class FetchTask(Task):
         self.generators.refresh()
         with self.generators.kept(inline):
             self.generators.seed(epoch, NEW_EPOCH)
-            (self.told_parts.tell_unless_asked if inline else self.told_parts.tell)(epoch)
+            self.told_parts.tell(epoch, inline=inline)
         self.generators.expire()
         self.told = epoch
 

@@ -43,19 +43,14 @@ class FirstItems:
 
     def add(self, items: list[Any], *, ended: bool) -> None:
         """Look at the next ``items``. Never raises, and keeps none of them. With ``ended``, no more will come."""
-        left = MOST - self._added
-        if left <= 0:
-            return
-        for item in items[:left]:
+        for item in items[: MOST - self._added]:
             self._added += 1
             with suppress(Exception):
                 for path, value in islice(_fields("", item, 0), _FIELDS):
                     self._fields.setdefault(path, []).append(value)
         if self._added == MOST or ended:
-            self._added = MOST
             counts = [field for field in self._fields.items() if len({*field[1]}) > 1 and _ADDRESS not in repr(field)]
             self.marks = tuple(zlib.crc32(repr(count).encode()) for count in counts)
-            self._fields = {}
 
 
 def reads_alike(value: Any) -> bool:
@@ -76,14 +71,12 @@ def reads_alike(value: Any) -> bool:
 
 def _fields(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
     """Each field of an item: its path and its value as text, the same in every process."""
-    if isinstance(value, _PLAIN):
-        yield path, repr(value[:4096] if isinstance(value, str | bytes) else value)
-    elif isinstance(value, np.ndarray | np.generic | torch.Tensor):
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         yield path, f"{tuple(value.shape)} {value.reshape(-1)[:_VALUES].tolist()}"
     elif hasattr(value, "tobytes") and not getattr(value, "tile", None):
         # a picture; one of PIL with tiles is not decoded yet
         yield path, f"{zlib.crc32(value.tobytes())}"
-    elif depth == _DEEPEST:
+    elif depth == _DEEPEST and not isinstance(value, _PLAIN):
         return
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
@@ -96,7 +89,7 @@ def _fields(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
                 yield from _fields(f"{path}[{place}]", one, depth + 1)
     elif isinstance(value, set | frozenset):
         yield from _fields(path, sorted(map(repr, value)), depth + 1)
-    elif hasattr(value, "__dict__"):
+    elif hasattr(value, "__dict__") and not isinstance(value, _PLAIN):
         yield from _fields(f"{path}.", vars(value), depth + 1)
     elif reads_alike(value):
         yield path, repr(value)[:4096]

@@ -54,11 +54,11 @@ def difference(first: Any, second: Any) -> int:
             same = same and (first == second) | ((first != first) & (second != second))  # NaN is equal here
             same = same if isinstance(same, bool) else same.all()
         return 0 if same else logging.WARNING
+    if isinstance(first, list | tuple):
+        first, second = dict(enumerate(first)), dict(enumerate(second))
     if isinstance(first, Mapping):
         same_keys = first.keys() == second.keys()
         return max((difference(first[key], second[key]) for key in first), default=0) if same_keys else logging.WARNING
-    if isinstance(first, list | tuple):
-        return max(map(difference, first, second), default=0) if len(first) == len(second) else logging.WARNING
     kind: Any = type(first)
     compares = kind.__eq__ is not object.__eq__ and not dataclasses.is_dataclass(first)
     return max(logging.INFO * compares, difference(getattr(first, "__dict__", {}), getattr(second, "__dict__", {})))

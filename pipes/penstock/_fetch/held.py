@@ -97,7 +97,8 @@ def _inside(path: str, value: Any) -> Iterator[Held]:
     for name, item in list(getattr(value, "__dict__", {}).items()):
         if not _is_plain(item):
             yield Held(f"{path}.{name}", item, functools.partial(getattr, value, name))
-    for name in (name for base in type(value).__mro__ for name in _names_in(vars(base).get("__slots__", ()))):
+    slots = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
+    for name in (name for some in slots for name in ([some] if isinstance(some, str) else some)):
         with suppress_own():  # an empty slot
             yield Held(f"{path}.{name}", getattr(value, name), functools.partial(getattr, value, name))
 
@@ -108,7 +109,3 @@ def _is_plain(item: Any) -> bool:
     if kind in (tuple, list, dict):
         return _OFTEN.issuperset(map(type, islice(item.values() if kind is dict else item, _ITEMS)))
     return kind in _OFTEN
-
-
-def _names_in(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import random
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from penstock._arguments import checksum
-from penstock._errors import Once, is_own_error, suppress_own
+from penstock._errors import Once, suppress_own
 from penstock._fetch.held import held
 from penstock._random.global_rng import also_kept
 from penstock._random.sample_rng import sample_word
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from penstock._fetch.held import Held
+
+    Ways = tuple[Any, Callable[[int], Any], Callable[[], Any], Callable[[Any], Any]]
 
 T = TypeVar("T")
 
@@ -39,21 +42,15 @@ greater.
 """
 
 
-class Ways(NamedTuple):
-    """How to use one kind of generator. Two objects with the same ``source`` are one generator."""
+class Found(NamedTuple):
+    """A generator, where it is, what its path adds to the seed, and how to use it. Two with one ``source`` are one."""
 
+    where: Held
+    key: int
     source: Any
     seed: Callable[[int], Any]
     get: Callable[[], Any]
     put: Callable[[Any], Any]
-
-
-class Found(NamedTuple):
-    """A generator, where it is, and what its path adds to the seed."""
-
-    where: Held
-    ways: Ways
-    key: int
 
 
 @final
@@ -73,7 +70,6 @@ class HeldGenerators:
         seeds: Whether it seeds any.
         checks: Whether the first sample of each process is compared; see `Task`.
         is_first: That sample is still to come.
-        quiet: Nothing needs to call `run`.
         found: Those that are seeded.
     """
 
@@ -81,41 +77,45 @@ class HeldGenerators:
         self._seed = seed
         self.roots = roots
         self.seeds = self.checks = on
-        self._alone: frozenset[str] = frozenset()
+        self._alone: set[str] = set()  # paths, which a worker's copies share
         self._once = Once()
         self.forget()
 
     def forget(self) -> None:
         """Begin anew, for new workers."""
-        self.quiet = not self.seeds
         self.found: tuple[Found, ...] = ()
         self._watched: tuple[Found, ...] = ()  # the same for `states`
         self._stale, self.is_first = self.seeds, self.checks
         self._looks = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_seed", "roots", "seeds", "checks", "_alone")}
+        return {**vars(self), "found": (), "_watched": ()}  # looked for anew, among the copies
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _once=Once())
+        vars(self).update(state)
         self.forget()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing needs to call `run`."""
+        return not (self._stale or self.found)
 
     def leave(self, **others: Any) -> None:
         """Never touch what ``others`` hold too. A sampler usually holds its dataset, which does not count."""
         theirs = {
-            id(one.ways.source)
+            id(one.source)
             for one in _generators(
                 held(others, enters=lambda one: type(one).__module__ == "builtins" or not hasattr(one, "__getitem__"))
             )
         }
-        if theirs:  # paths, which a worker's copies share
-            self._alone |= {one.where.path for one in self._look() if id(one.ways.source) in theirs}
+        if theirs:
+            self._alone |= {one.where.path for one in self._look() if id(one.source) in theirs}
 
     def seed(self, epoch: int, position: int) -> None:
         """Seed them for one sample; see `GlobalSeeding.seed`."""
         word = sample_word(self._seed, epoch, position)
         for one in self.found:
-            one.ways.seed(mixed(word ^ one.key))
+            one.seed(mixed(word ^ one.key))
 
     def run(self, load: Callable[[], T], *, kept: bool) -> T:
         """Return ``load()``, which seeds; with ``kept``, restore the generators afterwards."""
@@ -124,21 +124,19 @@ class HeldGenerators:
             value = load()
         if self.is_first:  # nothing was compared
             self.is_first = False
-            self.look_again()
-        self.quiet = not self.found
+            self.expire()
         return value
 
     def refresh(self) -> None:
         """Make sure that `found` is what there is in this process."""
         if self._stale:
             self.look_again()
-        elif self.found:
-            self._follow()
+        else:
+            self.found = tuple(map(_as_now, self.found))
 
     def expire(self) -> None:
         """User code has run that may have made generators anew."""
-        if self.seeds:
-            self.quiet, self._stale = False, True
+        self._stale = self.seeds
 
     def kept(self, kept: bool = True) -> AbstractContextManager[None]:
         """With ``kept``, restore them after the body.
@@ -149,7 +147,12 @@ class HeldGenerators:
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
-        restore = partial(_put_back, [(one.ways.put, one.ways.get()) for one in self.found])
+        states = [(one.put, one.get()) for one in self.found]
+
+        def restore() -> None:
+            for put, state in states:
+                put(state)
+
         try:
             also_kept.set(restore)
             yield
@@ -159,27 +162,16 @@ class HeldGenerators:
 
     def look_again(self) -> list[Found]:
         """Look for them; return those that were not seeded before."""
-        known, self._stale = {id(one.ways.source) for one in self.found}, False
+        known, self._stale = {id(one.source) for one in self.found}, False
         self.found = self._look()
-        return [one for one in self.found if id(one.ways.source) not in known]
+        return [one for one in self.found if id(one.source) not in known]
 
     def states(self) -> dict[str, Any]:
         """Their states, by path, for comparison. Looks for them at calls 1, 2, 4, 8, …."""
         self._looks += 1
         if not self._looks & (self._looks - 1):
             self._watched = self._look()
-        return {one.where.path: _frozen(one.ways.get()) for one in self._watched}
-
-    def _follow(self) -> None:
-        """Look at their paths for those that were replaced."""
-        new = {}
-        for one in self.found:
-            with suppress_own():
-                value = one.where.again() if one.where.again else one.where.value
-                if value is not one.where.value and (ways := ways_of(value)) is not None:
-                    new[one.key] = one._replace(where=one.where._replace(value=value), ways=ways)
-        if new:
-            self.found = tuple(new.get(one.key, one) for one in self.found)
+        return {one.where.path: pickle.dumps(one.get()) for one in self._watched}
 
     def _look(self) -> tuple[Found, ...]:
         return tuple(
@@ -188,52 +180,59 @@ class HeldGenerators:
             if one.where.path not in self._alone and (not self.seeds or self._can_seed(one))
         )
 
-    def _can_seed(self, one: Found) -> bool:
-        try:
-            state = one.ways.get()
-            one.ways.seed(0)
-            one.ways.put(state)
-        except Exception as exc:
-            if not is_own_error(exc):
-                raise
-            if self._once(one.where.path):
-                _logger.warning(
-                    f"{one.where.path}, a {type(one.where.value).__name__}, cannot be seeded for each sample "
-                    f"({exc!r:.80}). Draw from penstock.sample().rng."
-                )
-            return False
-        return True
+    def _can_seed(self, generator: Found) -> bool:
+        with suppress_own():
+            state = generator.get()
+            generator.seed(0)
+            generator.put(state)
+            return True
+        if self._once(generator.where.path):
+            _logger.warning(
+                f"{generator.where.path}, a {type(generator.where.value).__name__}, cannot be seeded for each sample, "
+                f"because its methods raise errors. Draw from penstock.sample().rng."
+            )
+        return False
 
 
 def _generators(things: Iterable[Held]) -> list[Found]:
     found: dict[int, Found] = {}
     for one in things:
-        if (ways := ways_of(one.value)) is not None and id(ways.source) not in found:
-            found[id(ways.source)] = Found(one, ways, int(checksum(one.path.encode()), 16))
+        if (ways := ways_of(one.value)) is not None and id(ways[0]) not in found:
+            found[id(ways[0])] = Found(one, int(checksum(one.path.encode()), 16), *ways)
     return list(found.values())
 
 
+def _as_now(generator: Found) -> Found:
+    """``generator``, or what has replaced it at its path."""
+    with suppress_own():
+        value = generator.where.again() if generator.where.again else generator.where.value
+        if value is not generator.where.value and (ways := ways_of(value)) is not None:
+            return Found(generator.where._replace(value=value), generator.key, *ways)
+    return generator
+
+
 def ways_of(one: Any) -> Ways | None:
-    """How to use ``one``; None if it is no generator, or a global one."""
-    if isinstance(one, random.Random):
-        ours = isinstance(one, random.SystemRandom) or one is getattr(random.random, "__self__", None)
-        return None if ours else Ways(one, one.seed, one.getstate, one.setstate)
-    if isinstance(one, torch.Generator):
-        if one.device.type != "cpu" or one is torch.default_generator:
-            return None
-        return Ways(
+    """The source of ``one``, and how to seed, to get and to set it; None if it is no generator, or a global one."""
+    ways: Ways
+    if isinstance(one, random.Random) and not isinstance(one, random.SystemRandom):
+        ways = (one, one.seed, one.getstate, one.setstate)
+    elif isinstance(one, torch.Generator) and one.device.type == "cpu":
+        ways = (
             one,
             lambda word: one.manual_seed(word >> 1),
             lambda: one.get_state().numpy().tobytes(),
             partial(_put_torch, one),
         )
-    ways: Ways | None = None
-    if isinstance(one, np.random.RandomState):
-        ways = Ways(one._bit_generator, partial(_seed_legacy, one), partial(one.get_state, legacy=False), one.set_state)
+    elif isinstance(one, np.random.RandomState):
+        ways = (one._bit_generator, partial(_seed_legacy, one), partial(one.get_state, legacy=False), one.set_state)
     elif isinstance(one, np.random.Generator | np.random.BitGenerator):
         bits = one.bit_generator if isinstance(one, np.random.Generator) else one
-        ways = Ways(bits, partial(_seed_bits, bits), partial(getattr, bits, "state"), partial(setattr, bits, "state"))
-    return None if ways is None or ways.source is np.random.get_bit_generator() else ways  # type: ignore[attr-defined]
+        ways = (bits, partial(_seed_bits, bits), partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+    else:
+        return None
+    of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    global_ones = getattr(random.random, "__self__", None), of_numpy, torch.default_generator
+    return None if any(ways[0] is known for known in global_ones) else ways
 
 
 def _seed_bits(bits: Any, word: int) -> None:
@@ -241,14 +240,10 @@ def _seed_bits(bits: Any, word: int) -> None:
     kind = type(bits)
     if kind is np.random.MT19937:
         np.random.RandomState(bits).seed([word >> 32, word & 0xFFFFFFFF])
-        return
-    other = mixed(word + GAMMA)
-    kept = {"bit_generator": kind.__name__, "has_uint32": 0, "uinteger": 0}
-    if kind in (np.random.PCG64, np.random.PCG64DXSM):
-        bits.state = {**kept, "state": {"state": word << 64 | other, "inc": (other << 64 | word) | 1}}
-    elif kind is np.random.Philox:
-        state = {"counter": np.zeros(4, np.uint64), "key": np.array([word, other], np.uint64)}
-        bits.state = {**kept, "state": state, "buffer": np.zeros(4, np.uint64), "buffer_pos": 4}
+    elif kind in (np.random.PCG64, np.random.PCG64DXSM):
+        other = mixed(word + GAMMA)
+        state = {"state": word << 64 | other, "inc": (other << 64 | word) | 1}
+        bits.state = {"bit_generator": kind.__name__, "state": state, "has_uint32": 0, "uinteger": 0}
     else:
         bits.state = kind(word).state
 
@@ -262,17 +257,5 @@ def _seed_legacy(one: np.random.RandomState, word: int) -> None:
         one.set_state({**one.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
-def _put_torch(one: torch.Generator, state: bytes) -> None:
-    one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def _put_back(states: list[tuple[Callable[[Any], Any], Any]]) -> None:
-    for put, state in states:
-        put(state)
-
-
-def _frozen(state: Any) -> Any:
-    """A state as a value that can be compared."""
-    if isinstance(state, dict):
-        return tuple((name, _frozen(one)) for name, one in state.items())
-    return state.tobytes() if isinstance(state, np.ndarray) else state
+def _put_torch(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))

@@ -38,9 +38,7 @@ def shared_in(roots: Mapping[str, Any]) -> str | None:
 
 
 def _is_shared(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes <= _SMALL and value.device.type == "cpu" and _is_shared_memory(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, torch.Tensor | np.ndarray):
         return value.nbytes <= _SMALL and _is_shared_memory(value)
     if isinstance(value, mmap.mmap):
         return len(value) <= _SMALL
@@ -55,5 +53,5 @@ def _is_shared_memory(memory: Any) -> bool:
     while isinstance(memory, np.ndarray | memoryview):  # views
         memory = memory.base if isinstance(memory, np.ndarray) else memory.obj
     if isinstance(memory, torch.Tensor):
-        return bool(memory.is_shared())  # type: ignore[no-untyped-call]
+        return memory.device.type == "cpu" and bool(memory.is_shared())  # type: ignore[no-untyped-call]
     return isinstance(memory, mmap.mmap) or hasattr(memory, "_wrapper")  # ctypes in a block of multiprocessing's heap

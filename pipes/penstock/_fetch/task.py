@@ -26,7 +26,7 @@ from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence, Sequence
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from penstock._memory.allocation import Allocate
 
@@ -64,6 +64,7 @@ class Task:
         seed: The seed of the samples' random numbers.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; see
             `GlobalSeeding`.
+        roots: The user's objects, by the first words of their paths.
 
     Attributes:
         dataset: ``get_worker_info().dataset`` in a worker process.
@@ -80,11 +81,11 @@ class Task:
     told: int | None = None  # the epoch that was passed to them last, in this process
     _differs = 0  # the result of `difference`, until it is told
 
-    def __init__(self, seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
+    def __init__(self, seed: int, seed_global_rngs: bool | Literal["always"], roots: Mapping[str, Any]) -> None:
         if seed_global_rngs not in (True, False, "always"):
             raise ValueError(f"seed_global_rngs={seed_global_rngs!r} must be True, False or 'always'.")
         self.seed = seed
-        self.generators = HeldGenerators(seed, {}, False)
+        self.generators = HeldGenerators(seed, roots, bool(seed_global_rngs))
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # for work in the caller's thread; each worker has its own
         self._once = Once()
@@ -122,6 +123,16 @@ class Task:
         called under ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
         """
         return self(task, [IDLE], allocate, inline=True)
+
+    def unseeded(self, task: Any, allocate: Allocate = anywhere) -> Any:
+        """`inline`, in a thread that is not the consumer's: global generators are not touched. Those that objects hold
+        are seeded nevertheless, because the consumer does not draw from them.
+        """
+        seeding, self._seeding = self._seeding, GlobalSeeding(self.seed, False)
+        try:
+            return self.inline(task, allocate)
+        finally:
+            self._seeding = seeding
 
     def unwrapped(self, value: Any) -> Any:
         """What a worker has made, in the consumer's process, which says once that the workers' first samples differ."""
@@ -196,6 +207,7 @@ class Task:
         meter.measured(len(indices) if indices is not None and indices.is_batch else 1, name_of)
 
     def _begin(self, loading: SampleCursor, position: int) -> None:
+        loading.begin_again()
         loading.reseed = self._reseed
         if loading.reseed is not None:
             loading.reseed(loading.epoch, position)
@@ -213,9 +225,8 @@ class Task:
         with suppress_own():  # what cannot be copied, and may be modified, is not used again
             copies = [copy.deepcopy(item), copy.deepcopy(item)]
         # a draw from a generator that is not seeded here is named by another watch
-        look: Callable[[], Any] = (
-            looker(dict if generators.seeds else generators.states) if not self._seeding.active else tuple
-        )
+        others = dict if generators.seeds else generators.states
+        look: Callable[[], Any] = tuple if self._seeding.active else looker(others)
         before = look()
         value = function(item)
         generators.is_first = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -38,6 +40,10 @@ def told_in(data: Any) -> dict[str, Any]:
     return {one.path: one.value for one in found if is_told(one.value)}
 
 
+_tellers: dict[int, int] = {}
+"""The `ToldParts` that told each object last, by the ids of both, while the object lives."""
+
+
 @final
 class ToldParts:
     """The objects with a ``set_epoch`` in data that is read in this process, or copied to workers.
@@ -66,20 +72,14 @@ class ToldParts:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "left": {*self.left}}
 
-    def tell(self, epoch: int) -> None:
-        """``epoch`` comes next."""
+    def tell(self, epoch: int, *, inline: bool) -> None:
+        """``epoch`` comes next. With ``inline``, the loop may have told them another number since."""
         for path, one in self.found.items():
-            if path not in self.left:
+            if inline and asked(one) is not None:
+                self.left.update({path}.difference(self._tops))
+            elif path not in self.left:
                 tell_epoch(one, epoch)
-
-    def tell_unless_asked(self, epoch: int) -> None:
-        """The same, in the process of the loop, which may have told them another number since."""
-        for path, one in self.found.items():
-            if asked(one) is None:
-                if path not in self.left:
-                    tell_epoch(one, epoch)
-            elif path not in self._tops:
-                self.left.add(path)
+            self._mark(one)
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins. Whether all parts have the number that they were told, or that the loop had told them."""
@@ -87,11 +87,25 @@ class ToldParts:
         for path, one in self.found.items():
             if path in self._tops:
                 continue
-            if path not in self.left and asked(one) is not None:
+            if path in self.left or asked(one) is not None:
                 self.left.add(path)
-            if path in self.left:
                 holds = holds and self._numbers.get(path, -1) == number_of(one)
                 self._numbers[path] = number_of(one)
             elif follows(one) and number_of(one) != epoch:  # the loop has left an epoch early
                 tell_epoch(one, epoch)
+                self._mark(one)
         return holds
+
+    def lack(self, epoch: int, told: int | None) -> bool:
+        """Whether they are to be told ``epoch``: it is not the one ``told`` last, they share an object with a loader
+        that has told it its own since, or they are a copy in a worker.
+        """
+        return bool(self.found) and (
+            epoch != told or any(_tellers.get(id(one)) != id(self) for one in self.found.values())
+        )
+
+    def _mark(self, one: Any) -> None:
+        if id(one) not in _tellers:
+            with suppress(TypeError):  # it does not support weak references
+                weakref.finalize(one, _tellers.pop, id(one), None).atexit = False
+        _tellers[id(one)] = id(self)

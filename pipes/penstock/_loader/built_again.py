@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import traceback
 import weakref
 from pathlib import Path
@@ -64,8 +63,7 @@ def place_in_the_code() -> str:
     """The innermost frames of the user's code (if all code is installed, of any code but ours), without folders, which
     may differ between hosts.
     """
-    frames = [one for one, _ in traceback.walk_stack(sys._getframe()) if not one.f_code.co_filename.startswith(_HERE)]
-    users = [one for one in frames if not is_library_file(one.f_code.co_filename)]
-    return ", ".join(
-        f"{Path(one.f_code.co_filename).name}:{one.f_lineno} {one.f_code.co_name}" for one in (users or frames)[:FRAMES]
-    )
+    stack = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
+    frames = [one for one in stack if not one.filename.startswith(_HERE)]
+    users = [one for one in frames if not is_library_file(one.filename)]
+    return ", ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in (users or frames)[:FRAMES])

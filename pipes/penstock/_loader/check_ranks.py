@@ -61,20 +61,16 @@ def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
     all_of_them: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(all_of_them, (torch.distributed.get_rank(), mine), group=group)
     said = dict(all_of_them)
-    faults = _failed(said) or _differing(said) or (_unloaded(said) if group is None else [])
+    faults = [f"rank {rank} failed with {one['error']}" for rank, one in said.items() if "error" in one]
+    faults = faults or _differing(said) or (_unloaded(said) if group is None else [])
     if faults:
-        own = ", ".join(type(node).__name__ for node in users(list(loader.root.chain()), "get_state"))
-        raise StateMismatch(
-            "the ranks do not load parts of one sequence: "
-            + "; ".join(faults)
-            + ". Build the loader from the same data and settings on every rank."
-            + (
-                f" {dealt_twice(loader._reader.positions.first)}"
-                if any(fault.startswith(_PLAN) for fault in faults)
-                else ""
-            )
-            + f" What {own} keeps in its state must be the same on every rank, too." * bool(own)
-        ) from cause
+        text = f"the ranks do not load parts of one sequence: {'; '.join(faults)}. Build the loader from the same data "
+        text += "and settings on every rank."
+        if any(fault.startswith(_PLAN) for fault in faults):
+            text += f" {dealt_twice(loader._reader.positions.first)}"
+        if own := ", ".join(type(node).__name__ for node in users(list(loader.root.chain()), "get_state")):
+            text += f" What {own} keeps in its state must be the same on every rank, too."
+        raise StateMismatch(text) from cause
 
 
 check_ranks.__module__ = "penstock"
@@ -90,7 +86,7 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     lengths: dict[str, Any] = {"world_size": world_size}
     if facts.sharded_by != "own":  # the ranks' own shares may differ
         lengths["items in an epoch"] = first.left(first.start(0))
-        if isinstance(first, SamplerWrapper) and (plan := _plan(loader, first, saved["state"])) is not None:
+        if isinstance(first, SamplerWrapper) and (plan := _plan(first, saved["state"])) is not None:
             lengths[_PLAN] = plan
     of_rank = dict(facts.rank_settings)
     dealt = of_rank.pop("dealt", {})
@@ -98,7 +94,7 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
 
 
-def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | None:
+def _plan(first: SamplerWrapper, state: State) -> int | None:
     """A checksum of the next epoch, or of the whole epoch that ``state`` is inside."""
     place = place_of(state)
     if place is None:
@@ -107,10 +103,7 @@ def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | Non
     if source is None or first.left(source) == 0:
         source = first.start(epoch + 1)
     said = first.known(source)
-    if said is None:
-        loader._reader.check_open()
-        said = first.upcoming(source)
-    return said
+    return first.upcoming(source) if said is None else said
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -126,10 +119,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _leaves(f"{name}[{place}]", inner)
     else:
         yield name, repr(value)
-
-
-def _failed(said: dict[int, dict[str, Any]]) -> list[str]:
-    return [f"rank {rank} failed with {one['error']}" for rank, one in said.items() if "error" in one]
 
 
 def _differing(said: dict[int, dict[str, Any]]) -> list[str]:
@@ -152,13 +141,10 @@ def _unloaded(said: dict[int, dict[str, Any]]) -> list[str]:
     for rank, one in said.items():
         shares.setdefault(one["rank"], []).append(rank)
     world_size = next(iter(said.values()))["world_size"]
-    lacking = [share for share in range(world_size) if share not in shares]
+    if not (lacking := [str(share) for share in range(world_size) if share not in shares]):
+        return []
     loaded = ", ".join(f"{share} by {_named(ranks)}" for share, ranks in sorted(shares.items())[:4])
-    return (
-        [f"no rank loads share {', '.join(map(str, lacking[:8]))} of {world_size}; loaded are {loaded}"]
-        if lacking
-        else []
-    )
+    return [f"no rank loads share {', '.join(lacking[:8])} of {world_size}; loaded are {loaded}"]
 
 
 def _named(ranks: list[int]) -> str:

@@ -1,4 +1,5 @@
-"""Checks watch a loader, and may warn or raise; they never change an item.
+"""Checks watch a loader. They may warn or raise, and have what was loaded ahead loaded again; they never change an
+item.
 
 The graph's reader calls a list of them, and knows none.
 """
@@ -6,7 +7,7 @@ The graph's reader calls a list of them, and knows none.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
     from penstock._nodes.node import Node, State
 
 
-class Check(Protocol):
+class Check:
     """What a check is told, in the consumer's thread."""
 
-    def began(self, state: State, *, jumped: bool) -> None:
-        """The loop asks for what follows ``state``, of which nothing was read yet.
+    def began(self, state: State, *, jumped: bool) -> bool:
+        """The loop asks for what follows ``state``, of which it has got nothing yet.
 
-        With ``jumped`` it is the first time after the loader was built, or after a state was loaded.
+        With ``jumped`` it is the first time after the loader was built, or after a state was loaded. Returns whether
+        what was loaded ahead still holds.
         """
+        return True
 
     def delivered(self, state: State, address: Indices | None) -> None:
         """An item is about to be delivered; ``state`` is the position after it. An error takes its place."""
@@ -35,13 +38,13 @@ class Check(Protocol):
         """The loader is closed."""
 
 
-homes = ["penstock._loader.rank_notes"]
-"""Modules with a function ``check(positions, nodes)``, which returns the check of a graph, or None. By name, because
-they are imported when the first loader is built, and may use all that the reader of a graph uses.
+homes = ["penstock._loader.rank_notes", "penstock._loader.loop_changes"]
+"""Modules with a function ``check(positions, nodes, infinite=...)``, which returns the check of a graph, or None. By
+name, because they are imported when the first loader is built, and may use all that the reader of a graph uses.
 """
 
 
-def checks_of(positions: Positions, nodes: Sequence[Node[Any]]) -> list[Check]:
+def checks_of(positions: Positions, nodes: Sequence[Node[Any]], *, infinite: bool) -> list[Check]:
     """The checks that watch a graph."""
-    made = [importlib.import_module(home).check(positions, nodes) for home in homes]
+    made = [importlib.import_module(home).check(positions, nodes, infinite=infinite) for home in homes]
     return [check for check in made if check is not None]

@@ -21,7 +21,6 @@ from penstock._loader.checks import checks_of
 from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.index_node import IndexNode
-from penstock._nodes.loop_changes import LoopChanges
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.rank_checks import refuse_uneven_ranks
@@ -101,13 +100,12 @@ class GraphReader(Generic[T]):
         self._me = object()
         self._nodes = list(root.chain())
         self._told = ToldEpochs(self._nodes)
-        self._changes = LoopChanges.of(self._nodes)
         self._asked_for: State | None = None  # of which nothing was delivered yet
         self._is_answered = True  # False: a run has begun, but not delivered, so an interrupt takes its begin back
         self._index_level = next(number for number, node in enumerate(self._nodes) if isinstance(node, IndexNode))
         self._ahead: dict[Address, Indices] = {}  # looked up by `begin_again`
         self._sharder = next((node for node in self._nodes if isinstance(node, Sharder)), None)
-        self.checks = checks_of(positions, self._nodes)
+        self.checks = checks_of(positions, self._nodes, infinite=infinite)
         self._jumped = True  # nothing was begun yet, or since a state was loaded
 
     def check_open(self) -> None:
@@ -202,8 +200,6 @@ class GraphReader(Generic[T]):
         for node in self.root.chain():
             if isinstance(node, ParallelMapper):
                 node.executor.refresh()
-        if self._changes is not None:
-            self._changes.renewed()
 
     def advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
@@ -247,8 +243,6 @@ class GraphReader(Generic[T]):
                 cursor.delivered(state, last)
                 if not self._is_answered:
                     self._answer()
-                if self._changes is not None:
-                    self._changes.delivered()
                 if self.commits.committed is not None:
                     self.commits.delivered(state)
                 return item.plain() if type(item) is Indices else item  # type: ignore[attr-defined]
@@ -272,8 +266,6 @@ class GraphReader(Generic[T]):
                 self._answer()
             self._asked_for = None
             self._told.tell(cursor.following(epoch) if ended else epoch + 1)
-            if self._changes is not None:
-                self._changes.ended()
             if ended:
                 raise StopIteration
             self._begin_where_it_stands()
@@ -291,34 +283,29 @@ class GraphReader(Generic[T]):
         of_epoch: dict[int, list[Address]] = {}
         for address in addresses:
             of_epoch.setdefault(address.epoch, []).append(address)
-        items: dict[int, Sequence[Indices]] = {}
+        found: dict[Address, Indices] = {}
         for epoch, those in of_epoch.items():
             try:  # together, because an order computes many positions in the time of a few
-                items[epoch] = node.at(epoch, np.concatenate([address.positions for address in those]))
+                items = node.at(epoch, np.concatenate([address.positions for address in those]))
             except Forgotten:
                 if any(address.indices is None for address in those):
                     raise
-                items[epoch] = [item for address in those for item in address.items()]
-        begins, found = dict.fromkeys(items, 0), []
-        for address in addresses:
-            begin, many = begins[address.epoch], len(address.positions)
-            begins[address.epoch] += many
-            own = items[address.epoch][begin : begin + many]
-            item: Any = (
-                own[0]
-                if isinstance(address.position, int)
-                else pack(own)
-                if many
-                else Indices(address.epoch, address.positions, [])
-            )
-            here = None if address.indices is None else Address.of(item, with_indices=True).indices
-            if here is not None and here != address.indices and as_lists(here) != as_lists(address.indices):
-                raise StateMismatch(
-                    f"{address} has other indices than this loader at that position, {here!r:.80}: it is of another "
-                    f"loader, or the dataset, its sampler or the seed has changed."
-                )
-            found.append(item)
-        return found
+                items = [item for address in those for item in address.items()]
+            begin = 0
+            for address in those:
+                many = len(address.positions)
+                own, begin = items[begin : begin + many], begin + many
+                item: Any = pack(own) if many else Indices(epoch, address.positions, [])
+                if isinstance(address.position, int):
+                    item = own[0]
+                here = None if address.indices is None else Address.of(item, with_indices=True).indices
+                if here is not None and here != address.indices and as_lists(here) != as_lists(address.indices):
+                    raise StateMismatch(
+                        f"{address} has other indices than this loader at that position, {here!r:.80}: it is of "
+                        f"another loader, or the dataset, its sampler or the seed has changed."
+                    )
+                found[address] = item
+        return [found[address] for address in addresses]
 
     def again(self, address: Address) -> Any:
         """The batch or sample at ``address`` once more. Moves nothing."""
@@ -394,14 +381,10 @@ class GraphReader(Generic[T]):
             return True
         if state == self._asked_for and self.positions.first.begins_once:  # the next that asked for it was interrupted
             return True
-        for check in self.checks:
-            check.began(state, jumped=self._jumped)
-        self._jumped = False
         with self.still():
-            holds = [self._told.begin(place[0]), *(node.begin(place[1]) for node in reversed(self._nodes))]
-            if self._changes is not None and state == self.positions.start_of(place[0], state):
-                holds.append(self._changes.hold(place[0], acts=not self._infinite))
-        self._asked_for = state
+            holds = [check.began(state, jumped=self._jumped) for check in self.checks]
+            holds += [self._told.begin(place[0]), *(node.begin(place[1]) for node in reversed(self._nodes))]
+        self._asked_for, self._jumped = state, False
         return all(holds)
 
     def _begin_where_it_stands(self) -> None:
@@ -418,8 +401,6 @@ class GraphReader(Generic[T]):
             weakref.finalize(self._origin, _readers.pop, id(self._origin), None).atexit = False
         _readers[id(self._origin)] = self._me
         self.root.reset(state)
-        if self._changes is not None:
-            self._changes.was_reset()
 
     def _check_graph(self) -> None:
         if _readers.get(id(self._origin)) is not self._me:

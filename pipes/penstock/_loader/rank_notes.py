@@ -26,17 +26,20 @@ import json
 import logging
 import os
 import socket
-import sys
 import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+import torch.distributed
+
 from penstock._errors import StateMismatch
 from penstock._fetch.dataset_facts import length
+from penstock._loader.checks import Check
 from penstock._loader.state_dict import SEEDS
 from penstock._nodes.index_node import FirstNode, source_of
 from penstock._nodes.node import place_of
+from penstock._nodes.ranks import process_group
 from penstock._nodes.sharder import Sharder
 from penstock._workers.lifetime import undisturbed
 
@@ -68,19 +71,16 @@ _numbers = itertools.count()  # of process groups, because a store may serve sev
 def dealt_twice(first: FirstNode[Any]) -> str:
     """Why ranks may get different items from ``first``, and what to do."""
     name = _name_of(first)
-    if first.why_ranks_differ is not None:
-        return first.why_ranks_differ
-    if name == _STREAM:
-        return (
-            "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded "
-            "alike on every rank. Let it yield the same items on every rank: the loader deals them."
-        )
-    return (
-        f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass split='own', "
-        f"or build it for a single rank (num_replicas=1, world_size=1, …), so that it yields everything. Or it is not "
-        f"seeded alike on every rank: give it the same seed everywhere, or no private generator, so that the loader "
-        f"seeds it."
+    why = (
+        "Its dataset asks for its rank when it is read (RANK, torch.distributed.get_rank()), or is not seeded alike on "
+        "every rank. Let it yield the same items on every rank: the loader deals them."
+        if name == _STREAM
+        else f"Either {name} deals its items to the ranks itself, and the loader deals each share again: pass "
+        f"split='own', or build it for a single rank (num_replicas=1, world_size=1, …), so that it yields everything. "
+        f"Or it is not seeded alike on every rank: give it the same seed everywhere, or no private generator, so that "
+        f"the loader seeds it."
     )
+    return first.why_ranks_differ or why
 
 
 def _name_of(first: FirstNode[Any]) -> str:
@@ -89,7 +89,7 @@ def _name_of(first: FirstNode[Any]) -> str:
 
 
 @final
-class RankNotes:
+class RankNotes(Check):
     """The notes of one loader, whose rank may come from a process group.
 
     Args:
@@ -101,61 +101,52 @@ class RankNotes:
         self._positions = positions
         self._sharder = sharder
         self._due = True  # to be compared
-        self._entered: tuple[int, Any] | None = None  # the epoch and the source's place where that begins
         self._register()
 
-    def began(self, state: State, *, jumped: bool) -> None:
+    def began(self, state: State, *, jumped: bool) -> bool:
         self._register()  # again, because this loader may be a copy
         self._due |= jumped
-        self._entered = place_of(state) if self._due and len(self._sharder.members()) > 1 else None
-        self._positions.first.compared = self._entered is not None
+        where, first = place_of(state), self._positions.first
+        first.compared = where[1] if where and self._due and len(self._sharder.members()) > 1 else None
+        return True
 
     def delivered(self, state: State, address: Any) -> None:
         """Raises `StateMismatch` if another rank reads something else."""
-        if self._entered is not None:
-            self._compare(*self._entered)
+        if (place := self._positions.first.compared) is not None:
+            self._compare(self._positions.first, place)
 
     def ended(self) -> None:
-        if self._entered is not None:
-            self._compare(*self._entered)
-            self._entered = None
+        self.delivered({}, None)
+        self._positions.first.compared = None
 
     def closed(self) -> None:
         _open.discard(self)
 
     def _register(self) -> None:
         _open.add(self)
-        with contextlib.suppress(Exception):
-            _group()  # now, so that it has its number
+        _group()  # now, so that it has its number
 
-    def _compare(self, epoch: int, place: Any) -> None:
+    def _compare(self, first: FirstNode[Any], place: State) -> None:
         """Compare what is read from ``place`` on, once there is a note of it."""
-        first, ranks = self._positions.first, None
+        name, ranks = _name_of(first), None
         try:
             if not (marks := first.note(place)):
                 return
-            ranks = self._differing(marks, epoch, place["position"])
+            ranks = self._differing(marks, place)
+            if ranks and not _agree(marks, first.note(place, again=True)):
+                log.info("%s gives other items when begun again, so it is not compared with that of other ranks.", name)
+                ranks = None
         except Exception as exc:
-            log.info("%s is not compared with that of other ranks: %s: %s", _name_of(first), type(exc).__name__, exc)
-        if ranks and self._begins_alike(place):
+            log.info("%s is not compared with that of other ranks: %s: %s", name, type(exc).__name__, exc)
+            ranks = None
+        if ranks:
             raise StateMismatch(
-                f"{_name_of(first)} yields other items on rank {max(ranks)} than on rank {min(ranks)} in epoch "
-                f"{epoch}, so the ranks do not load parts of one sequence. {dealt_twice(first)}"
+                f"{name} yields other items on rank {max(ranks)} than on rank {min(ranks)} in epoch {place['epoch']}, "
+                f"so the ranks do not load parts of one sequence. {dealt_twice(first)}"
             )
-        self._due, self._entered = False, None
+        self._due, first.compared = False, None
 
-    def _begins_alike(self, place: Any) -> bool:
-        """Whether this rank's own data, begun a second time, is the same."""
-        first = self._positions.first
-        try:
-            alike, why = _agree(first.note(place), first.note(place, again=True)), "gives other items when begun again"
-        except Exception as exc:
-            alike, why = False, f"cannot be begun again ({type(exc).__name__}: {exc})"
-        if not alike:
-            log.info("%s %s, so it is not compared with that of other ranks.", _name_of(first), why)
-        return alike
-
-    def _differing(self, marks: Marks, epoch: int, position: int) -> tuple[int, int] | None:
+    def _differing(self, marks: Marks, place: State) -> tuple[int, int] | None:
         """A rank that reads something else, and this one; None if no such rank is known."""
         settings, mine, group = self._settings(), self._length(), _group()
         if group is None or group.dead or len(group.read) >= MOST:
@@ -169,14 +160,16 @@ class RankNotes:
         # are several.
         lengths = group.lengths.setdefault(settings, set())
         lengths |= {mine, *others}
-        members, restarts = [*self._sharder.members()], os.environ.get("TORCHELASTIC_RESTART_COUNT")
-        name = _digest(settings, members, epoch, position, len(lengths) > 1 and mine, group.number, restarts)
+        what = settings, [*self._sharder.members()], place["epoch"], place["position"], len(lengths) > 1 and mine
+        name = "penstock/" + hashlib.blake2s(repr((what, group.number)).encode(), digest_size=16).hexdigest()
         if not _agree(group.read.setdefault(name, marks), marks):
             group.read[name] = ()
-        note = _signed(marks=group.read[name], length=mine)
-        theirs = group.first(name, note)
+        rank = torch.distributed.get_rank()
+        theirs = group.first(
+            name, {"marks": group.read[name], "length": mine, "rank": rank, "at": time.time(), "host": _HOST}
+        )
         is_similar = mine is None or mine <= 2 * (theirs["length"] or 0) <= 4 * mine
-        return (theirs["rank"], note["rank"]) if is_similar and not _agree(theirs["marks"], note["marks"]) else None
+        return (theirs["rank"], rank) if is_similar and not _agree(theirs["marks"], marks) else None
 
     def _settings(self) -> str:
         """What two loaders must have in common to be compared."""
@@ -186,7 +179,7 @@ class RankNotes:
         return length(source_of(self._positions.first))
 
 
-def check(positions: Positions, nodes: Sequence[Node[Any]]) -> RankNotes | None:
+def check(positions: Positions, nodes: Sequence[Node[Any]], *, infinite: bool) -> RankNotes | None:
     """The notes of a loader, if its ranks share a source that only other ranks can judge, and may come from a process
     group.
     """
@@ -209,11 +202,10 @@ class _Group:
         dead: The store is not asked any more.
     """
 
-    def __init__(self, number: int, *, dead: bool = False) -> None:
-        self.number, self.dead = number, dead
+    def __init__(self, number: int) -> None:
+        self.number, self.dead = number, False
         self.read: dict[str, Marks] = {}
         self.lengths: dict[str, set[int | None]] = {}
-        self._store: Any = None
 
     def first(self, name: str, note: dict[str, Any]) -> dict[str, Any]:
         """The first note of this name: ``note``, unless there is one. An empty note replaces it.
@@ -223,7 +215,7 @@ class _Group:
         found: list[dict[str, Any]] = []
 
         def ask() -> None:
-            store, mine = self._opened(), json.dumps(note)
+            store, mine = _connected(), json.dumps(note)
             there = store.compare_set(name, "", mine)
             if _is_old(json.loads(there)) or not note["marks"]:
                 there = store.compare_set(name, there.decode(), mine)
@@ -237,34 +229,25 @@ class _Group:
             raise
         return found[0]
 
-    def _opened(self) -> Any:
-        """Another connection to the same server, so that an operation that hangs does not block the job's own."""
-        if self._store is None:
-            from torch.distributed import distributed_c10d as c10d
 
-            store: Any = c10d._get_default_store()
-            inner = store
-            while (below := getattr(inner, "underlying_store", None)) is not None:
-                inner = below
-            # it has no server, and the last of its copies to be closed deletes the file
-            self._store = store if type(inner).__name__ == "FileStore" else store.clone()
-        return self._store
+def _connected() -> Any:
+    """Another connection to the group's store, so that an operation that hangs does not block the job's own."""
+    store: Any = torch.distributed.distributed_c10d._get_default_store()
+    inner = store
+    while (below := getattr(inner, "underlying_store", None)) is not None:
+        inner = below
+    # a file has no server, and the last of its copies to be closed deletes it
+    return store if type(inner).__name__ == "FileStore" else store.clone()
 
 
 def _group() -> _Group | None:
     """The present process group, if there is one."""
-    from torch.distributed import distributed_c10d as c10d
-
-    world: Any = c10d.group.WORLD
-    if world is not None and world not in _groups:
+    if process_group() is None:
+        return None
+    world: Any = torch.distributed.group.WORLD
+    if world not in _groups:
         _groups[world] = _Group(next(_numbers))
-    return None if world is None else _groups[world]
-
-
-def _signed(**note: Any) -> dict[str, Any]:
-    from torch.distributed import get_rank
-
-    return {**note, "rank": get_rank(), "at": time.time(), "host": _HOST}
+    return _groups[world]
 
 
 def _is_old(note: dict[str, Any]) -> bool:
@@ -275,10 +258,6 @@ def _is_old(note: dict[str, Any]) -> bool:
 def _agree(one: Iterable[int], other: Iterable[int]) -> bool:
     """Whether two notes have a checksum in common, or one of them was given up."""
     return not one or not other or not {*one}.isdisjoint(other)
-
-
-def _digest(*what: Any) -> str:
-    return "penstock/" + hashlib.blake2s(repr(what).encode(), digest_size=16).hexdigest()
 
 
 def _without_seeds(settings: Any) -> Any:
@@ -299,10 +278,9 @@ def began() -> float:
 def _forked() -> None:
     """This new process is no rank of its parent's group."""
     global _since
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is not None and c10d.group.WORLD is not None:
-        _groups[c10d.group.WORLD] = _Group(0, dead=True)
     _since = time.time()
+    if (group := _group()) is not None:
+        group.dead = True
 
 
 _since = began()  # notes that are older belong to an earlier job

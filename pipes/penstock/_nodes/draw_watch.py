@@ -21,37 +21,32 @@ if TYPE_CHECKING:
 
 
 @final
-class DrawWatch:
+class DrawWatch(Blocked):
     """Watches the workers of one `ParallelMapper`.
 
     Args:
         work: Their task function.
 
     Attributes:
-        look: Returns what is watched of the generators, for `message_if_drawn`.
-        blocked: The places of the threads that wait for the workers.
-        place: The place of the thread that reads the mapper.
         message: The warning, once issued.
     """
 
     def __init__(self, work: Task) -> None:
+        super().__init__(looker(work.generators.states))
         self._work = work
-        self.look = looker(work.generators.states)
-        self.blocked = Blocked(self.look)
-        self.place = self.blocked.place()
         self.message: str | None = None
 
     def warn(self, workers: Collection[int]) -> None:
-        """Warn if what `blocked` has seen is a draw, and end the watch.
+        """Warn if what was seen is a draw, and end the watch.
 
         Args:
             workers: The threads that were watched.
         """
-        changed, self.blocked.changed = self.blocked.changed, None
-        if changed is None or self.message is not None:  # a thread saw another change just as the watch ended
+        changed, self.changed = self.changed, None
+        if changed is None or self.off:  # a thread saw another change just as the watch ended
             return
-        if message := self._message(*changed, self.blocked.others(workers)):  # none if a generator has only been found
-            self.blocked.off, self.message = True, message
+        if message := self._message(*changed, self.others(workers)):  # none if a generator has only been found
+            self.off, self.message = True, message
             warnings.warn(message, stacklevel=2)
 
     def message_if_drawn(self, before: Look) -> str:

@@ -26,7 +26,6 @@ class Plan:
         values: The samples in order: int64, shape ``(samples,)``, or a list.
         starts: Where each batch begins in ``values``, and the end: int64, shape ``(batches + 1,)``; None if items are
             single samples.
-        drew: Whether the sampler was seen to draw from a global generator.
         begin: The position of the first item in the epoch.
         samples: Number of samples before it in the epoch.
         before: The checksum of those samples.
@@ -35,7 +34,6 @@ class Plan:
 
     values: Values
     starts: npt.NDArray[np.int64] | None
-    drew: bool
     begin: int = 0
     samples: int = 0
     before: int = 0
@@ -48,11 +46,6 @@ class Plan:
     def end(self) -> int:
         """The position in the epoch after the last item."""
         return self.begin + len(self)
-
-    @property
-    def is_block(self) -> bool:
-        """Whether this is part of an epoch, so that the number of items in the epoch is unknown."""
-        return self.more or self.begin > 0
 
     def checksum(self, begin: int, end: int, checksum: int = 0) -> int:
         """CRC-32 (ISO 3309) of the samples in the items at positions ``begin`` to ``end``, continuing from

@@ -28,6 +28,7 @@ from penstock._fetch.error_policy import PartialBatch, annotate
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.indices import Indices
+from penstock._fetch.plain_values import plain_values
 from penstock._fetch.task import Loaded, Part
 from penstock._fetch.told_parts import ToldParts
 from penstock._memory.allocation import anywhere, pinned
@@ -71,6 +72,7 @@ class Executor:
         told_parts: What has a ``set_epoch``.
         copies: Whether workers, or lanes, have copies of the user's objects.
         roots: Those objects, by the first words of their paths.
+        given: The plain values of the copies, once there are any.
         generators: Those that the user's objects hold.
 
     Raises:
@@ -129,6 +131,7 @@ class Executor:
         self._draws: DrawWatch | None = None
         self._closed = False
         self._stale = True  # the next start opens a pool
+        self.given: dict[str, Any] = {}
         self._again: dict[Any, Job | SplitJob] = {}  # see `begin_again`
         self.tasks = self.samples = 0
         self._wait_ns = 0
@@ -166,9 +169,9 @@ class Executor:
     def tell(self, epoch: int) -> None:
         """An epoch is over: tell the user's own objects that ``epoch`` comes next."""
         if self.told_parts is self._work.told_parts:
-            self._inline.tell(epoch)
+            self._work.tell(epoch, inline=True)
         else:  # of what is copied
-            self.told_parts.tell_unless_asked(epoch)
+            self.told_parts.tell(epoch, inline=True)
 
     def why_not_sent(self) -> Exception | None:
         """Why the user's objects could not be sent to new workers; None if they can be."""
@@ -179,7 +182,7 @@ class Executor:
 
         Starts nothing by itself.
         """
-        self._stale = True
+        self._stale, self.given = True, {}
         self._close_data()
 
     def interrupt(self) -> None:
@@ -200,14 +203,16 @@ class Executor:
 
     def _open(self, world_size: int) -> None:
         options, workers = self._options, self.num_workers
+        self.given = plain_values(self.roots) if self.copies else {}
         self.generators.forget()
         self._allocate = (
             pinned if options.pin_memory and can_pin() else Recycler(self.crew.depth_of(self.crew.most)).allocate
         )
         if not workers:
             return
-        place = None if self.draws is None else self.draws.place
-        self._pool = open_pool(options, self._work, self.crew, self._allocate, place)
+        self._pool = open_pool(options, self._work, self.crew, self._allocate)
+        if self.draws is not None:
+            self._pool.watched = partial(self.draws.waiting, 0)
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 
@@ -227,13 +232,13 @@ class Executor:
 
         Inlined for speed, because each batch without workers passes here.
         """
-        words = self._inline.meter.words
+        words = self._work.meter.words
         words[_SINCE] = began
         try:
             value = self._inline(item, self._allocate)
         except BaseException as exc:
             if is_own_error(exc):
-                self._inline.meter.end()
+                self._work.meter.end()
             raise
         ended = words[_LAST] = now()
         words[_BUSY] += ended - began
@@ -262,8 +267,9 @@ class Executor:
             idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the
                 time of a few samples.
         """
-        if self._threaded and self.told_parts and getattr(item, "epoch", self._work.told) != self._work.told:
-            self._work.tell(item.epoch, inline=False)  # nothing of another epoch is in progress
+        told = self._work.told
+        if self._threaded and hasattr(item, "epoch") and self.told_parts.lack(item.epoch, told):
+            self._work.tell(item.epoch, inline=item.epoch == told)  # nothing of another epoch is in progress
         if not self.crew.number:
             made = Job(item)
             try:
@@ -358,7 +364,7 @@ class Executor:
         """
         if self.crew.is_new:
             self.crew.learn(value)
-        if self._draws is not None and self._draws.blocked.changed is not None:
+        if self._draws is not None and self._draws.changed is not None:
             self._draws.warn(self._pool.threads)
         return self.crew.depth + 1 if self.crew.number else 0
 
@@ -371,7 +377,7 @@ class Executor:
         jobs, allocate = list(map(self._pool.submit, parts, to)), self._allocate
         collate = self._inline if work.collates_itself else work.inline
         if self._draws is not None:  # draws in it count as a worker's
-            collate = partial(self._draws.place.waiting, collate)
+            collate = partial(self._draws.waiting, 0, collate)
 
         def collated(values: list[Any]) -> Any:
             began, loaded = now(), Loaded(item, parts, list(map(work.unwrapped, values)))
@@ -444,7 +450,7 @@ class Executor:
     def _totals(self) -> Totals:
         """The counts of all workers and of the caller's thread so far."""
         pool = [] if self._pool is None else self._pool.counted()
-        return Totals([*self._replaced, *pool, self._inline.meter.counted()])
+        return Totals([*self._replaced, *pool, self._work.meter.counted()])
 
 
 def samples_of(task: Any) -> int:

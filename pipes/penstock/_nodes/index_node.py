@@ -238,7 +238,7 @@ class FirstNode(IndexNode[T]):
 
     __module__ = "penstock.nodes"
 
-    compared = False  # whether `note` will be asked; set before anything is read
+    compared: State | None = None  # the place that `note` will be asked about; set before anything is read
     has_indices = True  # whether its values are dataset indices, and not the data or the number of a batch
     dealt_to: DealtTo | None = None  # set by a `Sharder` that deals the items
     run: int | None = None  # consecutive samples that stay together; None: `passed` is unknown, or of whole plans only

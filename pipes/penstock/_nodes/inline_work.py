@@ -46,11 +46,11 @@ class InlineWork:
     def __init__(
         self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError
     ) -> None:
-        self.seeded: FetchTask | FunctionTask = _work_of(map_fn, seed, seed_global_rngs, on_error)
-        self._unseeded = _work_of(map_fn, seed, False, on_error)
-        self.meter = self._unseeded.meter = self.seeded.meter
-        self._unseeded.told_parts = self.seeded.told_parts
-        self._unseeded.generators = self.seeded.generators  # seeded in any case: the consumer does not draw from them
+        self.seeded: FetchTask | FunctionTask = (
+            FetchTask(map_fn, seed, seed_global_rngs, on_error)
+            if isinstance(map_fn, Fetch)
+            else FunctionTask(map_fn, seed, seed_global_rngs)
+        )
         # A function may change its item; a sample can be loaded again.
         self._copies = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
@@ -64,23 +64,17 @@ class InlineWork:
         if self._draws or not reads_ahead():
             return self.seeded.inline(task, allocate)
         if self._calm >= CALM:
-            return self._unseeded.inline(task, allocate)
+            return self.seeded.unseeded(task, allocate)
         return self._probed(task, allocate)
 
     def again(self, task: Any, allocate: Allocate) -> Any:
         """The same, for a task of any epoch. The user's own datasets are told again which epoch the loop is in."""
-        before = [(work, work.told) for work in (self.seeded, self._unseeded)]
+        epoch = self.seeded.told
         try:
             return self(task, allocate)
         finally:
-            for work, epoch in before:
-                if epoch is not None and work.told != epoch:
-                    work.tell(epoch, inline=True)
-
-    def tell(self, epoch: int) -> None:
-        """An epoch is over: tell the parts of the data that ``epoch`` comes next."""
-        self.seeded.tell(epoch, inline=True)
-        self._unseeded.told = epoch
+            if epoch is not None and self.seeded.told != epoch:
+                self.seeded.tell(epoch, inline=True)
 
     @property
     def in_step(self) -> bool:
@@ -101,7 +95,7 @@ class InlineWork:
             seed_globals(0, 0, 0)
             before = self._watch.look()
             try:
-                value = self._unseeded.inline(task, allocate)
+                value = self.seeded.unseeded(task, allocate)
             except Exception:
                 if self._was_calm(before):
                     raise
@@ -123,12 +117,3 @@ class InlineWork:
         self._draws = before is None or self._watch.look() != before
         self._calm += not self._draws
         return not self._draws
-
-
-def _work_of(
-    map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError
-) -> FetchTask | FunctionTask:
-    """The `Work` for ``map_fn``: a `FetchTask` for a `Fetch`, a `FunctionTask` for any other function."""
-    if isinstance(map_fn, Fetch):
-        return FetchTask(map_fn, seed, seed_global_rngs, on_error)
-    return FunctionTask(map_fn, seed, seed_global_rngs)

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_FIRSTS = 64
-"""Passes whose first items are known. The graph may run a few epochs ahead of the loader."""
-
 
 @dataclass
 class _Used:
@@ -189,9 +186,7 @@ class IterableSource(FirstNode[Indices]):
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
         self._ended = False
-        self._first = FirstItems()
-        # the last ones, by the epoch and the position where reading began
-        self._firsts: dict[tuple[int, int], FirstItems] = {}
+        self._first = self._noted = FirstItems()  # of the pass that is read, and of the one that is compared
         super().__init__(Facts({"source": facts.name}, sharded_by=split))
 
     @property
@@ -205,7 +200,7 @@ class IterableSource(FirstNode[Indices]):
         return not self._is_told
 
     def tell(self, epoch: int) -> None:
-        self._parts.tell_unless_asked(epoch)
+        self._parts.tell(epoch, inline=True)
 
     def settle(self, epoch: int) -> bool:
         return self._parts.begin(epoch)
@@ -258,7 +253,7 @@ class IterableSource(FirstNode[Indices]):
             # now, so that a state that cannot be saved raises at this block
             self._inner = self._state_of(self._reader.state())
             used.left, used.reading = self._inner, False
-        if self.compared and every == 1:
+        if self.compared is not None and every == 1:
             self._first.add([item.values for item in taken], ended=self._ended)
         place = {"epoch": self._epoch, "position": self._position, "ended": self._ended, self._reader.KEY: self._inner}
         self._stands = place
@@ -308,14 +303,13 @@ class IterableSource(FirstNode[Indices]):
                 seed_global_rngs=self.seed_global_rngs,
             )
             copy._pristine, copy._follows = self._pristine, None
-            copy.compared = True
+            copy.compared = place
             try:
                 copy.read(place, MOST)
                 return copy.note(place)
             finally:
                 copy.shutdown()
-        first = self._firsts.get((place["epoch"], place["position"]))
-        return () if first is None else first.marks
+        return self._noted.marks
 
     def shutdown(self) -> None:
         with self._rng.kept():  # a generator may end here
@@ -354,9 +348,9 @@ class IterableSource(FirstNode[Indices]):
         self._used.left, self._used.reader = inner, weakref.ref(self)
         if state["ended"]:
             self._end()
-        self._first = self._firsts[self._epoch, self._position] = FirstItems()
-        if len(self._firsts) > _FIRSTS:
-            del self._firsts[next(iter(self._firsts))]
+        self._first, begins = FirstItems(), (self._epoch, self._position)
+        if self.compared is not None and begins == (self.compared["epoch"], self.compared["position"]):
+            self._noted = self._first
         self._stands = state
 
     def _end(self) -> None:

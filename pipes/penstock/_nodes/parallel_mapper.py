@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock._fetch.error_policy import OnError
-    from penstock._nodes.draw_watch import DrawWatch
     from penstock._nodes.node import BaseNode
     from penstock._statistics import NodeStatistics
     from penstock._workers.pool import SplitJob, StartMethod
@@ -290,16 +289,6 @@ class ParallelMapper(Node[T]):
         return self._window.holds_error
 
     @property
-    def draws(self) -> DrawWatch | None:
-        """See `Executor.draws`."""
-        return self.executor.draws
-
-    @property
-    def in_step(self) -> bool:
-        """See `InlineWork.in_step`."""
-        return self.executor.in_step
-
-    @property
     def watched(self) -> Sequence[Any]:
         return self.executor.tops
 
@@ -392,7 +381,7 @@ class ParallelMapper(Node[T]):
             try:
                 if self._forward and window.under_way:
                     self._slow_read = self._slow_read or SlowRead(_SLOW)
-                    self._slow_read.since = now()
+                    self._slow_read.reads.append(now())
                 began = now()
                 item: Any = source.next()
                 ended = now()
@@ -415,7 +404,7 @@ class ParallelMapper(Node[T]):
                 entry = Entry(exc, None, place)
             finally:
                 if self._slow_read is not None:
-                    self._slow_read.since = 0
+                    self._slow_read.reads.clear()
             self._at = place
             window.push(entry)
 

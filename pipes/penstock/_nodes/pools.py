@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock._fetch.task import Task
     from penstock._memory.allocation import Allocate
     from penstock._nodes.auto_workers import AutoWorkers
-    from penstock._workers.blocked import Place
     from penstock._workers.meter import Totals
     from penstock._workers.pool import Pool, StartMethod
 
@@ -189,7 +188,7 @@ class Crew:
 _FEW, _SOME = 2, 4  # items in progress per worker
 
 
-def open_pool(options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate, place: Place | None) -> Pool:
+def open_pool(options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate) -> Pool:
     """A new pool, not yet started.
 
     Args:
@@ -197,13 +196,12 @@ def open_pool(options: WorkerOptions, work: Task, crew: Crew, allocate: Allocate
         work: What each worker gets.
         crew: How many workers at first, at least 1, and at most.
         allocate: Memory for the results of work in this process.
-        place: The place of the thread that waits for worker threads; see `DrawWatch`.
     """
     workers, most = crew.number, crew.most
     if options.method == "thread":
         from penstock._workers.thread_pool import ThreadPool
 
-        return ThreadPool(work, workers, most=most, allocate=allocate, place=place)
+        return ThreadPool(work, workers, most=most, allocate=allocate)
 
     from penstock._workers.processes.protocol import Setup
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ANEW, ClosedError
 from penstock._nodes.node import Node, State, is_marker
+from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._workers.reader_thread import ReaderThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._fetch.indices import Indices
+    from penstock._nodes.executor import Executor
     from penstock._nodes.node import BaseNode
     from penstock._statistics import NodeStatistics
 
@@ -69,11 +71,7 @@ class ReaderNode(Node[T]):
                 convert=self._converter(),
                 holds=self._holds(),
                 timeout=self._timeout,
-                places=[
-                    draws.blocked.place()
-                    for node in self.source.chain()
-                    if (draws := getattr(node, "draws", None)) is not None
-                ],
+                places=[one.draws.place() for one in self._executors() if one.draws is not None],
             )
         (self.source if self._pump is None else self._pump).reset(initial_state)
 
@@ -157,13 +155,16 @@ class ReaderNode(Node[T]):
         """
         return None
 
+    def _executors(self) -> list[Executor]:
+        return [node.executor for node in self.source.chain() if isinstance(node, ParallelMapper)]
+
     def _holds(self) -> Callable[[Any], bool]:
         """A function that says after which items the reader waits for the consumer.
 
         It must not refer to this node, or the thread would keep it alive.
         """
-        in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
+        executors = self._executors()
         source, ahead = self.source, self._prefetch_next_epoch
         return lambda item: (
-            (is_marker(item) and not (ahead and source.runs_ahead)) or any(node.in_step for node in in_step)
+            (is_marker(item) and not (ahead and source.runs_ahead)) or any(one.in_step for one in executors)
         )

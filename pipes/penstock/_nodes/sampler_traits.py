@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils.data import (
 
 from penstock._errors import suppress_own
 from penstock._fetch.epoch_attribute import tell_epoch
+from penstock._memory.modes import neutral_modes
 from penstock._random.draws import looker
 from penstock._random.global_rng import global_rngs_kept, seed_globals
 
@@ -38,16 +40,6 @@ def wrapped(sampler: Any) -> list[Any]:
     return found
 
 
-def seedable(sampler: Any) -> torch.Generator | np.random.Generator | None:
-    """The ``generator`` of ``sampler`` itself that is seeded for every epoch; None if it has none of these kinds.
-
-    One of another kind is a memory.
-    """
-    generator = getattr(sampler, "generator", None)
-    is_own = isinstance(generator, torch.Generator | np.random.Generator) and generator is not torch.default_generator
-    return generator if is_own else None
-
-
 def owns_its_randomness(sampler: Any) -> bool:
     """Whether ``sampler`` is known to draw from its own generator or from none, and to keep no state between epochs.
 
@@ -62,36 +54,41 @@ def owns_its_randomness(sampler: Any) -> bool:
 
 
 def copied(sampler: Any) -> Any:
-    """A copy of ``sampler``, which shares the global generators, and any ``dataset`` and ``data_source``, of which most
-    samplers use the length only; None if it cannot be copied.
+    """A copy of ``sampler``; None if it cannot be copied.
+
+    Of torch's own samplers it has what decides, with the seed, what they yield: of their data the length only. Of
+    others it shares the global generators, and any ``dataset`` and ``data_source``.
     """
-    shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
     with suppress_own():
+        if owns_its_randomness(sampler):
+            return _settings(sampler)
+        shared = [getattr(one, name, None) for one in wrapped(sampler) for name in ("data_source", "dataset")]
         other = copy.deepcopy(sampler, {id(one): one for one in (*shared, *_GLOBAL)})
         return None if other is sampler else other
     return None
 
 
-def settings_of(sampler: Any) -> list[Any]:
-    """What decides, with the seed, what one of torch's samplers yields: copies of what it holds, for
-    `same_settings`.
-    """
-    if isinstance(sampler, torch.Tensor | np.ndarray):
-        return [torch.as_tensor(sampler).numpy(force=True).copy()]
-    if not isinstance(sampler, Sampler):
-        return [copy.copy(sampler)]
-    parts = {name: part for name, part in sorted(vars(sampler).items()) if name != "generator"}
-    return [type(sampler), *parts] + [
-        one for name, part in parts.items() for one in ([len(part)] if name == "data_source" else settings_of(part))
-    ]
+def _settings(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        return one.detach().clone()
+    other = copy.copy(one)
+    if isinstance(one, Sampler):
+        for name, part in vars(one).items():
+            setattr(other, name, range(len(part)) if name == "data_source" else _settings(part))
+        other.generator = None  # it is lent one
+    return other
 
 
-def same_settings(one: list[Any], other: list[Any]) -> bool:
-    """Whether two samplers of these `settings_of` yield the same."""
-    return len(one) == len(other) and all(
-        np.array_equal(a, b) if isinstance(a, np.ndarray) else type(a) is type(b) and a == b
-        for a, b in zip(one, other, strict=True)
-    )
+def same_settings(one: Any, other: Any) -> bool:
+    """Whether these `copied` of torch's samplers yield the same from the same seed."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Sampler):
+        ours, theirs = ({**vars(each), "generator": None} for each in (one, other))
+        return ours.keys() == theirs.keys() and all(same_settings(ours[name], theirs[name]) for name in ours)
+    if isinstance(one, torch.Tensor):
+        one, other = one.numpy(force=True), other.numpy(force=True)
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 def told_by(sampler: Any) -> list[Any]:
@@ -99,20 +96,18 @@ def told_by(sampler: Any) -> list[Any]:
     return [one for one in wrapped(sampler) if callable(getattr(one, "set_epoch", None))]
 
 
-def tell(sampler: Any, epoch: int, *, seeded: bool = False) -> bool:
+def tell(sampler: Any, epoch: int, *, seeded: bool = True) -> bool:
     """Call ``set_epoch(epoch)`` on ``sampler`` and on everything it wraps.
 
     With ``seeded``, the global generators are seeded by the epoch meanwhile, for a ``set_epoch`` that draws; not while
     other code may draw from them. Returns whether it drew then.
     """
-    told = told_by(sampler)
-    if not told or not seeded:
-        for one in told:
-            tell_epoch(one, epoch)
+    if not (told := told_by(sampler)):
         return False
-    with global_rngs_kept():
-        seed_globals(0, epoch, 0)
+    with neutral_modes(), global_rngs_kept() if seeded else nullcontext():
+        if seeded:
+            seed_globals(0, epoch, 0)
         before = (look := looker())()
         for one in told:
             tell_epoch(one, epoch)
-        return look() != before
+        return seeded and look() != before

@@ -60,9 +60,8 @@ class StreamRng:
         self._seeds = self._enabled and not reads_ahead()
         if anew:
             self._gradients = GradientMode()
-            if self._seeds:
-                self._held.expire()
-                self._held.refresh()
+            if self._seeds and self._held.seeds:
+                self._held.look_again()
         with (
             neutral_modes(),
             self._gradients,

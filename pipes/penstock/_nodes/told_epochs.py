@@ -38,8 +38,7 @@ class ToldEpochs:
         self._samplers = [sampler for node in nodes for sampler in node.told]
         self._objects = [one for sampler in self._samplers for one in told_by(sampler)]
         self._objects += [data for node in nodes for data in node.watched]
-        self._untold: list[Any] = []  # samplers that are told when the next epoch begins
-        self._told: int | None = None  # the samplers were told last; None: nothing yet
+        self._told: list[int | None] = [0] * len(self._samplers)  # last; None: to be told when the next epoch begins
         self._is_due = False  # the data is still to be told an epoch that was asked of the loader
         self._once = Once()
 
@@ -60,12 +59,12 @@ class ToldEpochs:
         """An epoch is over: tell the samplers that ``epoch`` comes next, but for those that the user has told another
         one since. What the user then tells them counts. One that raises is told again if that epoch begins.
         """
-        self._untold = [*self._samplers]
-        for sampler in self._samplers:
+        for k, sampler in enumerate(self._samplers):
+            self._told[k] = None
             with suppress_own():  # perhaps there is no such epoch
-                if all(asked(each) is None for each in told_by(sampler)):
-                    self._tell(sampler, epoch)
-                self._untold.remove(sampler)
+                if not _is_asked(sampler):
+                    tell(sampler, epoch)
+                self._told[k] = epoch
         self._tell_data(epoch)
 
     def demand(self, epoch: int, *, is_read: bool) -> None:
@@ -75,11 +74,10 @@ class ToldEpochs:
         What may be read for another epoch now is told when that one begins: the data, and if one ``is_read`` in blocks,
         the samplers.
         """
-        self._untold = [*self._samplers] if is_read else []
         for sampler in self._samplers if not is_read else ():
-            self._tell(sampler, epoch)
+            tell(sampler, epoch)
         self.answer()
-        self._told, self._is_due = epoch, True
+        self._told, self._is_due = [None if is_read else epoch] * len(self._samplers), True
 
     def begin(self, epoch: int) -> bool:
         """``epoch`` begins: tell the samplers that keep another number that was told by a loader, after a loop that was
@@ -87,12 +85,13 @@ class ToldEpochs:
 
         Returns whether what was loaded ahead holds; see `Node.settle`.
         """
-        for sampler in self._samplers:
-            told = told_by(sampler)
-            due = sampler in self._untold and all(asked(each) is None for each in told)
-            if due or any(follows(each) and number_of(each) != epoch for each in told):
-                self._tell(sampler, epoch)
-            elif self._told != epoch != 0 and told and not any(map(keeps, told)) and self._once(type(sampler)):
+        for k, sampler in enumerate(self._samplers):
+            objects, last = told_by(sampler), self._told[k]
+            if (last is None and not _is_asked(sampler)) or any(
+                follows(each) and number_of(each) != epoch for each in objects
+            ):
+                tell(sampler, epoch)
+            elif last != epoch != 0 and objects and not any(map(keeps, objects)) and self._once(type(sampler)):
                 log.info(
                     "%s was not told that epoch %d begins: the loop left the epoch before it early, and without an "
                     "attribute epoch nobody can see whether you have told it. Call its set_epoch before such an epoch, "
@@ -100,7 +99,7 @@ class ToldEpochs:
                     type(sampler).__name__,
                     epoch,
                 )
-        self._untold = []
+            self._told[k] = epoch
         if self._is_due:
             self._tell_data(epoch)
         holds = [node.settle(epoch) for node in self._nodes]
@@ -111,8 +110,8 @@ class ToldEpochs:
             for node in self._nodes:
                 with suppress_own():
                     node.tell(epoch)
-        self._told, self._is_due = epoch, False
+        self._is_due = False
 
-    def _tell(self, sampler: Any, epoch: int) -> None:
-        with neutral_modes():
-            tell(sampler, epoch, seeded=True)
+
+def _is_asked(sampler: Any) -> bool:
+    return any(asked(each) is not None for each in told_by(sampler))

@@ -33,7 +33,7 @@ Python, we and readline handle.
 def threads_of(pid: int) -> list[str]:
     """The folder of each thread of a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
-        return [thread.path for thread in os.scandir(f"/proc/{pid}/task")]
+        return [f"/proc/{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]
     return []
 
 

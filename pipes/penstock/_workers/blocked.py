@@ -1,18 +1,12 @@
-"""Detects what changes while all threads between a training loop and its workers are waiting, so that only the workers
+"""Blocked: sees what changes while all threads between a training loop and its workers wait, so that only the workers
 run.
-
-Each of these threads has a `Place`: the one that reads the mapper and, if that is a reader thread, the loop's own and
-those of other reader threads. They enter and leave without a lock: each entry and each exit begins a new turn before
-the thread continues. The last one to enter looks, and the first one to leave looks again. If the turn is the same then,
-none has left in between.
 """
 
 from __future__ import annotations
 
 import threading
-from itertools import count
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -20,76 +14,55 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@final
 class Blocked:
-    """The places of these threads. While all of them wait, a value is watched.
+    """Each thread that waits for the workers, or for one that does, has a place: the one that reads the mapper has the
+    first, and if that is a reader thread, the loop's own and those of other reader threads have more.
+
+    The last one that begins to wait looks, and the first one that ends looks again.
 
     Args:
         look: Returns the watched value.
 
     Attributes:
+        look: The same.
         changed: The values before and after all waited, if they differed; the last such pair.
         off: The watch has ended.
     """
 
     def __init__(self, look: Callable[[], Any]) -> None:
+        self.look = look
         self.changed: tuple[Any, Any] | None = None
         self.off = False
-        self.look = look
-        self.waits: list[bool] = []
-        self.who: list[int] = []  # the thread that was last in each place
-        self.turns = count(1)
-        self.turn = 0
-        self.since: tuple[int, Any] = -1, None  # the turn in which the last one entered, and the value then
+        self._lock = threading.RLock()  # a signal handler may read the loader, too
+        self._threads = [0]  # in each place, the one that was there last
+        self._waits = [False]  # in each place, whether it waits
+        self._before: Any = None  # the value when the last one began to
 
-    def place(self) -> Place:
-        """A place for one more thread."""
-        self.who.append(0)
-        self.waits.append(False)
-        return Place(self, len(self.waits) - 1)
+    def place(self) -> Callable[..., Any]:
+        """A place for one more thread: `waiting` in it."""
+        self._threads.append(0)
+        self._waits.append(False)
+        return partial(self.waiting, len(self._waits) - 1)
 
-    def others(self, workers: Collection[int]) -> list[str]:
-        """The names of the program's threads except these and ``workers``."""
-        known = {*workers, *self.who}
-        return [thread.name for thread in threading.enumerate() if thread.ident not in known]
-
-
-@final
-class Place:
-    """Where one thread waits."""
-
-    def __init__(self, blocked: Blocked, number: int) -> None:
-        self._blocked = blocked
-        self._number = number
-
-    def waiting(self, wait: Callable[..., T], *arguments: Any) -> T:
-        """Return ``wait(*arguments)``, in which the thread waits, or does the workers' work.
-
-        Inlined for speed, because every wait passes here.
-        """
-        blocked, number = self._blocked, self._number
-        if blocked.off:
+    def waiting(self, number: int, wait: Callable[..., T], *arguments: Any) -> T:
+        """Return ``wait(*arguments)``, in which the thread waits, or does the workers' work."""
+        if self.off:
             return wait(*arguments)
         try:
-            blocked.who[number] = get_ident()
-            blocked.waits[number] = True
-            blocked.turn = next(blocked.turns)
-            turn = blocked.turn  # perhaps that of a thread that has entered since
-            # The turn is read before the places: if a thread leaves in between, this turn is over, and no later look
-            # counts.
-            if all(blocked.waits):
-                blocked.since = turn, blocked.look()
+            with self._lock:
+                self._threads[number], self._waits[number] = threading.get_ident(), True
+                if all(self._waits):
+                    self._before = self.look()
             return wait(*arguments)
         finally:
             # Look while this thread still counts as waiting, because its own draws, from the next line of the loop on,
             # are not a worker's.
-            turn, before = blocked.since
-            if (
-                turn == blocked.turn
-                and (after := blocked.look()) != before
-                and turn == blocked.turn
-                and not blocked.off
-            ):
-                blocked.changed = before, after
-            blocked.turn = next(blocked.turns)
-            blocked.waits[number] = False
+            with self._lock:
+                if all(self._waits) and (after := self.look()) != self._before:
+                    self.changed = self._before, after
+                self._waits[number] = False
+
+    def others(self, workers: Collection[int]) -> list[str]:
+        """The names of the program's threads except these and ``workers``."""
+        known = {*workers, *self._threads}
+        return [thread.name for thread in threading.enumerate() if thread.ident not in known]

@@ -74,15 +74,12 @@ class Errands:
         join([thread for thread in threads if thread.ident is not None], _JOIN_S)
 
     def _run(self, stopped: Closing) -> None:
-        while (errand := self._next(stopped)) is not None:
+        while True:
+            with self._lock:
+                if stopped.is_set() or not self._wanted:
+                    self._threads.remove(threading.current_thread())
+                    return
+                errand = min(self._wanted, key=self._wanted.__getitem__)
+                del self._wanted[errand]
             with contextlib.suppress(Exception):
                 self._do(errand, stopped.is_set)
-
-    def _next(self, stopped: Closing) -> int | None:
-        with self._lock:
-            if stopped.is_set() or not self._wanted:
-                self._threads.remove(threading.current_thread())
-                return None
-            errand = min(self._wanted, key=self._wanted.__getitem__)
-            del self._wanted[errand]
-        return errand

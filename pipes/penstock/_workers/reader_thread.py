@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock._statistics import ReaderStatistics
-    from penstock._workers.blocked import Place
 
 
 class _Here(threading.local):
@@ -207,7 +206,7 @@ class ReaderThread:
         holds: Whether the reader must stop after this item until the consumer asks for the next. Called with None
             before the first item.
         timeout: Seconds that `next` waits; None waits forever.
-        places: Of the thread that waits for the reader.
+        places: Of the thread that waits for the reader; see `DrawWatch.place`.
 
     Attributes:
         address: Of the item that `next` returned last.
@@ -223,7 +222,7 @@ class ReaderThread:
         convert: Callable[[Any], Any] | None = None,
         holds: Callable[[Any], bool] | None = None,
         timeout: float | None = None,
-        places: Sequence[Place] = (),
+        places: Sequence[Callable[..., Any]] = (),
     ) -> None:
         self._places = places
         self.address: Any = None
@@ -362,7 +361,7 @@ class ReaderThread:
     def _wait(self) -> _Item:
         wait = self._waited
         for place in self._places:
-            wait = partial(place.waiting, wait)
+            wait = partial(place, wait)
         return wait()
 
     def _waited(self) -> _Item:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from typing import Final, final
 
 from penstock._workers.bell import Bell
@@ -22,14 +21,14 @@ class SlowRead:
     """Watches the reads of one thread, until `end`. Logs ``text`` once, as a warning.
 
     Attributes:
-        since: When the read began that is under way, by `now`; 0: none is.
+        reads: When the read began that is under way, by `now`; empty: none is.
     """
 
     def __init__(self, text: str) -> None:
-        self.since = 0
+        self.reads: list[int] = []
         self._ended = Bell()
         when_abandoned(self, self._ended.ring)
-        watch = (weakref.ref(self), self._ended, text)
+        watch = (self.reads, self._ended, text)
         self._thread = threading.Thread(target=_watch, args=watch, name="penstock-slow-read", daemon=True)
         start([self._thread], threading.RLock())
 
@@ -39,12 +38,8 @@ class SlowRead:
         join([self._thread], patience_s(None))
 
 
-def _watch(watched: weakref.ref[SlowRead], ended: Bell, text: str) -> None:
+def _watch(reads: list[int], ended: Bell, text: str) -> None:
     while not ended.wait(AFTER_S):
-        read = watched()
-        if read is None:
-            return
-        if read.since and now() - read.since > AFTER_S * 1e9:
+        if any(now() - began > AFTER_S * 1e9 for began in list(reads)):
             _logger.warning(text)
             return
-        del read

@@ -37,11 +37,10 @@ from penstock._workers.meter import Meter, measuring, traced
 from penstock._workers.pool import IDLE, Job, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock._memory.allocation import Allocate
     from penstock._statistics import WorkerStatistics
-    from penstock._workers.blocked import Place
 
 _logger = logging.getLogger("penstock")
 
@@ -182,7 +181,9 @@ class ThreadPool:
         most: Upper limit for `resize`; None: ``num_workers``.
         allocate: Memory for results. Called from all worker threads concurrently.
         name: Prefix of the threads' names.
-        place: Of the thread that waits for them.
+
+    Attributes:
+        watched: Calls the function that waits for the threads, with its arguments; see `DrawWatch.waiting`.
     """
 
     def __init__(
@@ -193,12 +194,11 @@ class ThreadPool:
         most: int | None = None,
         allocate: Allocate = anywhere,
         name: str = "penstock-map",
-        place: Place | None = None,
     ) -> None:
         self._core = _Core(work, most or num_workers, allocate)
         self._num_workers = num_workers  # to begin with
         self._name = name
-        self._place = place
+        self.watched: Callable[..., Any] | None = None
         self._started = False
 
     def start(self) -> None:
@@ -265,10 +265,10 @@ class ThreadPool:
         return job
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        if self._place is None:
+        if self.watched is None:
             self._wait(jobs, timeout)
         else:
-            self._place.waiting(self._wait, jobs, timeout)
+            self.watched(self._wait, jobs, timeout)
 
     def _wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         core = self._core
