@@ -65,14 +65,14 @@ and the ledger; 55 are small batches made at once; 885 are runs that change: dat
 mix (261), ranges to skip and batch sizes (229), the weights of a draw (91); 560 are batches by key, by a sum and dealt
 by cost; 380 are packs with media, and lengths by source and by function; 8 are for the fork server of Python 3.14; 31
 are what users asked for after four ports: messages, a state whose growth is damaged, ``| head``; 14 are objects that
-refuse to be looked at; 43 are tensors in shared memory, passed to new interpreters; 60 are samples that
-travel in columns; 87 are seeds, ``worker_init_fn`` and shared values in lanes; 37 are samplers that a copy may not
-repeat; 27 are the gradient mode of a user's generator; 145 are whole batches, and what Accelerate counts, gathers and
-schedules; 140 are epochs of differing lengths, in trainers; 110 are weights that were replaced, loaders built again,
-and what leaves no batch; 60 are other lengths of epochs on a resume, and 185 what it takes to have all that a run
-changes in files of its own; 120 are live sources and generators that end; 100 are tensors of every dtype and memory
-that is filled again; 80 are the seeds of lanes, and what a rank gives up to compare; 50 are links, encodings and copies of
-files; 30 are what is ready before more is read, files that are free first, and generators of shards that end."""
+refuse to be looked at; 43 are tensors in shared memory, passed to new interpreters; 60 are samples that travel in
+columns; 87 are seeds, ``worker_init_fn`` and shared values in lanes; 37 are samplers that a copy may not repeat; 27 are
+the gradient mode of a user's generator; 145 are whole batches, and what Accelerate counts, gathers and schedules; 140
+are epochs of differing lengths, in trainers; 110 are weights that were replaced, loaders built again, and what leaves
+no batch; 60 are other lengths of epochs on a resume, and 185 what it takes to have all that a run changes in files of
+its own; 120 are live sources and generators that end; 100 are tensors of every dtype and memory that is filled again;
+80 are the seeds of lanes, and what a rank gives up to compare; 50 are links, encodings and copies of files; 30 are what
+is ready before more is read, files that are free first, and generators of shards that end."""
 
 WIDTH = 120
 """Columns of a line of the package, at most."""
