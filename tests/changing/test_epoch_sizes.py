@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Loader, Mix, Packs, StateMismatch, Stream
+from penstock.__main__ import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 LONG = 12 * 400
 BATCH = 2
@@ -105,6 +107,44 @@ def test_a_finished_epoch_goes_on_if_it_is_longer_now() -> None:
     with build("mix", 48) as loader:
         loader.load_state_dict(state)
         assert [loader.epoch, sum(len(batch) for batch in loader), loader.epoch] == [0, 24, 1]
+
+
+def test_a_shorter_epoch_cuts_no_run() -> None:
+    """Seen to fail: the next epoch began inside the run, and read it again."""
+    with build("mix in runs", LONG) as loader:
+        sequence = [value for batch in loader for value in batch.tolist()]
+    with build("mix in runs", 24) as loader:
+        batches = iter(loader)
+        got = [value for _ in range(8) for value in next(batches).tolist()]
+        state = loader.state_dict()
+    with build("mix in runs", 12, infinite=True) as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        got += [value for _ in range(12) for value in next(batches).tolist()]
+        assert loader.last.epoch == 3
+    assert got == sequence[:40]
+
+
+def test_a_range_to_skip_is_counted_by_the_lengths_that_there_were(tmp_path: Path) -> None:
+    """By the command, which knows only the state. Seen to fail: counted by the present length."""
+    with build("mix", LONG) as loader:
+        sequence = [value for batch in loader for value in batch.tolist()]
+    with build("mix", 24) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with build("mix", 60) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        next(iter(loader))  # of epoch 2, which begins at sample 84
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    command = ["state", str(tmp_path / "state.json"), "--skip"]
+    assert main([*command, "84:90"]) != 0
+    assert main([*command, "90:96", "--output", str(tmp_path / "skips.json")]) == 0
+    with build("mix", 60) as loader:
+        loader.load_state_dict(json.loads((tmp_path / "skips.json").read_text()))
+        batches = iter(loader)
+        got = [value for _ in range(4) for value in next(batches).tolist()]
+    assert got == [*sequence[86:90], *sequence[96:100]]
 
 
 def test_groups_are_planned_for_one_length() -> None:

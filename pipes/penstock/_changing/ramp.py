@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from penstock._arguments import Shown, whole_number
 from penstock._errors import GraphError, Once
+from penstock._fetch.indices import pack
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.node import place_of
 from penstock._nodes.sharder import ranks_of
@@ -104,9 +105,6 @@ class RampBatcher(Batcher):
     def details(self) -> dict[str, Any]:
         return {"batch_size": self.ramp, "drop_last": self.drop_last}
 
-    def size_at(self, place: State) -> int:
-        return self._stage(place)[1]
-
     def left(self, place: State) -> int | None:
         source = (place_of(place) or (0, None))[1]
         if source is None:
@@ -124,16 +122,27 @@ class RampBatcher(Batcher):
             batches_left += rounds
         return batches_left
 
-    def _batch(self, place: State) -> tuple[Sequence[Any], State]:
-        _, _, following = self._stage(place)
-        items, behind = super()._batch(place)
-        # whether the round that ends here was not cut at the start of the next size
-        if following is not None and following < (at := self._stage(behind)[0]) and self._once(str(following)):
-            log.warning(
-                f"batch_size={self.ramp.at(following)[1]} starts at sample {following}, inside a round, which is not "
-                f"cut: it begins with the next round, at sample {at}."
-            )
-        return items, behind
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
+        taken: list[Any] = []
+        if n and self._leaves:
+            place = self._without_rest(place, self._stage(place)[1])
+        for k in range(n * every):
+            _, size, following = self._stage(place)
+            items, place = self.upstream.read(place, size)
+            at, following_size, _ = self._stage(place)
+            # whether the round that ends here was not cut at the start of the next size
+            if following is not None and following < at and self._once(str(following)):
+                log.warning(
+                    f"batch_size={self.ramp.at(following)[1]} starts at sample {following}, inside a round, which is "
+                    f"not cut: it begins with the next round, at sample {at}."
+                )
+            if not len(items) or (self.drop_last and len(items) < size):
+                break
+            if self.drop_last:
+                place = self._without_rest(place, following_size)
+            if k % every == first:
+                taken.append(pack(items))
+        return taken, place
 
     def _stage(self, place: State) -> tuple[int, int, int | None]:
         """The samples before ``place``, the size of the batch that begins there, and the start of the next size."""

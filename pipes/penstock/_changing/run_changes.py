@@ -196,7 +196,8 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
     settings, (epoch, at) = state["settings"], place_of(state["state"]) or (0, {})
     length, changes = settings.get("length", -1), changes_in(state)
     at = {"position": length} if at is None else at
-    position, origin = at.get("position"), at.get("origin", epoch * length)
+    since, begin, size = [era for era in ((0, 0, length), *changes.get("epochs", ())) if era[0] <= epoch][-1]
+    position, origin = at.get("position"), at.get("origin", begin + (epoch - since) * size)
     grows = "grow" in changes and "origin" not in at
     if grows or "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
         raise StateError(

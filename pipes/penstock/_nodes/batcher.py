@@ -39,6 +39,7 @@ class Batcher(IndexNode[Any]):
             settings={"batches_of": "samples"},
             rank_settings={"batch_size": self.batch_size, "drop_last": drop_last},
         )
+        self._leaves = drop_last and self.facts.carries_over_epochs
         if drop_last and self.facts.rank_settings.get("dealt", {}).get("tail") == "exact":
             raise ValueError(
                 "drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two."
@@ -47,21 +48,19 @@ class Batcher(IndexNode[Any]):
     def details(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
 
-    def size_at(self, place: State) -> int:
-        """The size of the batch that begins at ``place``."""
-        return self.batch_size
-
     def counted(self, items: int) -> int:
         return batches(items, self.batch_size, self.drop_last)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
-        taken = []
-        if n and self.drop_last and self.facts.carries_over_epochs:
-            place = self._without_rest(place)  # which belongs to the next epoch, so it must not be read
+        source, size, taken = self.upstream, self.batch_size, []
+        if n and self._leaves:
+            place = self._without_rest(place, size)  # which belongs to the next epoch, so it must not be read
         for k in range(n * every):
-            items, place = self._batch(place)
-            if not len(items):
+            items, place = source.read(place, size)
+            if (came := len(items)) < size and (self.drop_last or not came):
                 break
+            if self.drop_last:
+                place = self._without_rest(place, size)
             if k % every == first:
                 taken.append(pack(items))
         return taken, place
@@ -72,20 +71,12 @@ class Batcher(IndexNode[Any]):
             "tail='pad'."
         )
 
-    def _batch(self, place: State) -> tuple[Sequence[Any], State]:
-        """The items of the batch at ``place``, none at the end of the epoch; and the place behind them."""
-        size = self.size_at(place)
-        items, behind = self.upstream.read(place, size)
-        if not self.drop_last:
-            return items, behind
-        return (items, self._without_rest(behind)) if len(items) == size else ((), behind)
-
     def _items_read(self, items: int) -> int:
         return items * self.batch_size  # or a few less: the last batch of an epoch may be short
 
-    def _without_rest(self, place: State) -> State:
+    def _without_rest(self, place: State, size: int) -> State:
         """``place`` moved past the items that fill no batch, so that the state after the last batch says that the epoch
         is over.
         """
         left = self.upstream.left(place)
-        return place if left is None or not 0 < left < self.size_at(place) else self.upstream.skip(place)
+        return place if left is None or not 0 < left < size else self.upstream.skip(place)

@@ -60,8 +60,9 @@ class EndlessOrder(PlainOrder, Changing):
             return
         log.info("epochs had %d items, and from epoch %d on they have %d.", size, epoch, self._n)
         begin, earlier = self.begin_of(epoch), [era for era in self._eras if era[0] < epoch]
-        if position > self._n:  # it ends here
-            earlier, epoch, begin = [*earlier, (epoch, begin, position)], epoch + 1, begin + position
+        if position > self._n:  # it ends here, or behind the present run
+            ended = -(-position // self.run) * self.run
+            earlier, epoch, begin = [*earlier, (epoch, begin, ended)], epoch + 1, begin + ended
         self._eras = [*earlier, (epoch, begin, self._n)] if earlier else None
 
     def choices(self) -> dict[str, Any]:
