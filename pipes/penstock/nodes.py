@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock._changing.ramp import RampBatcher as RampBatcher
     from penstock._changing.skipping import skip as skip
     from penstock._fetch.dataset_facts import DatasetLike as DatasetLike
     from penstock._fetch.error_policy import OnError as OnError
@@ -54,7 +53,6 @@ _HOME_OF = {
     "ParallelMapper": "_nodes.parallel_mapper",
     "PinMemory": "_nodes.pin_memory",
     "Prefetcher": "_nodes.prefetcher",
-    "RampBatcher": "_changing.ramp",
     "Sampler": "_nodes.sampler",
     "SamplerWrapper": "_nodes.sampler_wrapper",
     "Sharder": "_nodes.sharder",

@@ -92,7 +92,6 @@ def public() -> dict[str, Any]:
         "ParallelMapper": ParallelMapper(source, Fetch(dataset), 2),
         "Prefetcher": penstock.nodes.Prefetcher(source),
         "Ramp": penstock.Ramp([(0, 2), (100, 4)]),
-        "RampBatcher": penstock.nodes.RampBatcher(source, penstock.Ramp([(0, 2)])),
         "Resident": penstock.Resident(dataset),
         "Sample": penstock.Sample(7, 0, 10**6, 3),
         "Sampler": source,

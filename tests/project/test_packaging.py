@@ -74,8 +74,9 @@ def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) ->
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (wheel,) = distributions.glob("*.whl")
     # Comments and docstrings are a third of it; lines of 120 columns take 7 KB more than of 140; 800 lines of code came
-    # with the arithmetic of trainers and with what datasets are made of, which are another 18 KB.
-    assert wheel.stat().st_size < 720_000
+    # with the arithmetic of trainers and with what datasets are made of, which are another 18 KB; and 7 KB are files of
+    # their own for what a run changes.
+    assert wheel.stat().st_size < 727_500
 
 
 def test_nobody_is_sent_to_the_other_project() -> None:

@@ -55,8 +55,14 @@ class Ramp(Shown):
     def details(self) -> dict[str, Any]:
         return {"stages": self.stages}
 
-    def batched(self, source: BaseNode[Any], drop_last: bool) -> RampBatcher:
-        """Those of ``source``, in batches of these sizes."""
+    def batched(self, source: BaseNode[Any], drop_last: bool = False) -> RampBatcher:
+        """A node that groups the samples of ``source`` into batches of these sizes, as a `Batcher` does, for a graph
+        built by hand.
+
+        Raises:
+            ValueError: A stage cuts a run of a `Mix`.
+            GraphError: The source does not count the samples since the start of training.
+        """
         return RampBatcher(source, self, drop_last)
 
     def check(self, run: int) -> None:
@@ -87,8 +93,6 @@ class RampBatcher(Batcher):
         ValueError: ``ramp`` cuts the runs of a `Mix`.
         GraphError: The source does not count the samples since the start of training.
     """
-
-    __module__ = "penstock.nodes"
 
     def __init__(self, source: BaseNode[Any], ramp: Ramp, drop_last: bool = False) -> None:
         self.ramp = ramp

@@ -22,7 +22,7 @@ class Batcher(IndexNode[Any]):
 
     Args:
         source: Yields the items.
-        batch_size: Items per batch, at least 1. For sizes that change, see `RampBatcher`.
+        batch_size: Items per batch, at least 1. For sizes that change, see `Ramp.batched`.
         drop_last: Drop the last batch of an epoch if it is not full.
 
     Raises:
