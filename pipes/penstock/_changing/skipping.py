@@ -210,9 +210,9 @@ class Skipping(Changing):
         within[past] = self.skips.at(numbers + self.skips.kept(begin)) - begin
         return within
 
-    def settings_before(self, sample: int) -> dict[str, Any]:
-        """The setting of the ranges that begin before ``sample``."""
-        begun = self.skips.begun(sample)
+    def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """The setting of the ranges that begin before a position, which counts as that of a `ScheduledOrder`."""
+        begun = self.skips.begun(position if self._continues else self._sampler.begin_of(epoch) + position)
         return {"skip": begun} if begun else {}
 
     def _kept_of(self, epoch: int) -> int:

@@ -229,8 +229,8 @@ class Around(Protocol):
     def wrapped(self, epoch: int, positions: Any) -> Any:
         """The same positions in ``epoch``, and those past its end dealt once more from its start."""
 
-    def settings_before(self, sample: int) -> dict[str, Any]:
-        """The settings of a state at ``sample``."""
+    def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """The settings of a state; see `ScheduledOrder`."""
 
 
 class FirstNode(IndexNode[T]):

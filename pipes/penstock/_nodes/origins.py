@@ -30,12 +30,14 @@ def origin_of(epoch: int, after: State | None, order: PlainOrder) -> int:
     return int(origin + delivered + order.begin_of(epoch) - order.begin_of(after["epoch"] + 1))
 
 
-def checked_position(state: Any, order: PlainOrder) -> int:
-    """The position in a state of ``order``, which has no end.
+def checked_position(state: Any, order: PlainOrder, endless: bool) -> int:
+    """The position in a state of ``order``.
 
     Raises:
         StateError: It is damaged.
     """
+    if not endless:
+        return int(fields(state, epoch=int, position=int)["position"])
     left = {"left": int} if isinstance(state, dict) and "left" in state else {}
     position: int = fields(state, epoch=int, position=int, origin=int, **left)["position"]
     length = order.length_of(state["epoch"])

@@ -9,13 +9,13 @@ import numpy as np
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import Facts, FirstNode, check_positions
-from penstock._nodes.node import State, fields, is_count
+from penstock._nodes.node import State, is_count
 from penstock._nodes.origins import checked_position, origin_of
 from penstock._nodes.plan_source import PlanSource
 from penstock._nodes.planned_epochs import PlannedEpochs
 from penstock._random.changing import Changing
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, ScheduledOrder
-from penstock._random.orders import PlainOrder
+from penstock._random.orders import ForeignOrder, PlainOrder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Sampler(FirstNode[Indices]):
                 f"sampler in SamplerWrapper."
             )
         self.order = order
-        self._plain = plain = order if isinstance(order, PlainOrder) else _Foreign(len(order))
+        self._plain = plain = order if isinstance(order, PlainOrder) else ForeignOrder(len(order))
         self.run, self.begin_of, self.length_of = plain.run, plain.begin_of, plain.length_of
         self.changing = order if isinstance(order, Changing) else None
         self._block: int = getattr(order, "read_ahead", BLOCK)
@@ -158,10 +158,7 @@ class Sampler(FirstNode[Indices]):
         return stages | super().choices()
 
     def check(self, state: Any) -> None:
-        if self.facts.carries_over_epochs:
-            position = checked_position(state, self._plain)
-        else:
-            position = fields(state, epoch=int, position=int)["position"]
+        position = checked_position(state, self._plain, self.facts.carries_over_epochs)
         if position > (length := self.length_of(state["epoch"])):
             raise StateError(
                 f"a state at position {position} is out of bounds: an epoch has {length} items. Was it saved with "
@@ -176,10 +173,7 @@ class Sampler(FirstNode[Indices]):
             return {}
         at = origin + min(position, length)
         stages = {} if self._scheduled is None else self._scheduled.settings_at(epoch, at)
-        if self.skipping is None:
-            return stages
-        begin = 0 if self.facts.carries_over_epochs else self.begin_of(epoch)
-        return stages | self.skipping.settings_before(begin + at)
+        return stages if self.skipping is None else stages | self.skipping.settings_at(epoch, at)
 
     @property
     def has_notes(self) -> bool:
@@ -224,11 +218,3 @@ class Sampler(FirstNode[Indices]):
         if within is not positions and self.skipping is not None:
             within = self.skipping.wrapped(epoch, positions)
         return Indices(epoch, positions, self.order.indices(epoch, within))
-
-
-@final
-class _Foreign(PlainOrder):
-    """What is presumed of a user's order."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n

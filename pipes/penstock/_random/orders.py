@@ -80,6 +80,14 @@ class PlainOrder(Shown):
 
 
 @final
+class ForeignOrder(PlainOrder):
+    """What is presumed of a user's order of length ``n``."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+
+@final
 class SequentialOrder(PlainOrder):
     """0, 1, 2, … in every epoch.
 
