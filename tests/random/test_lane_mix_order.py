@@ -27,7 +27,7 @@ SETTINGS = {
     "lanes": 4,
     "seed": 3,
     "stages": "83f9aa5f9fa399d4",
-    "orders": "9f79b783dc4f4f94",
+    "orders": "b39fba0aacb26f9a",
     "files": "07cb8d1ae909ec5d",
     "rows": "three",
 }

@@ -193,12 +193,10 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Each setting that differs, with both values.
 
     A seed is compared if both have it: a mapper may be added or removed. So are the pieces, which only growing data
-    tell.
+    tell, and the length of a dataset, which in older states of a stream is that of its epochs.
     """
-    unseeded = {name for name in (*SEEDS, "pieces") if name not in saved or name not in now}
-    saved, now = (
-        {name: value for name, value in settings.items() if name not in unseeded} for settings in (saved, now)
-    )
+    untold = {name for name in (*SEEDS, "pieces", "dataset_length") if name not in saved or name not in now}
+    saved, now = ({name: value for name, value in settings.items() if name not in untold} for settings in (saved, now))
     return differences(saved, now)
 
 

@@ -90,9 +90,6 @@ class InterleavedMixOrder(EndlessOrder):
         self.stages = self._mix(0).stages
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it should serve many items
         self._sources = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
-        for name, settings in self._sources:
-            if name in lanes:
-                settings.pop("length", None)  # of its own epochs
         self._held = {
             name: settings.pop("held") for name, settings in self._sources if "held" in settings
         }  # kept apart, to be named in an error if they differ
