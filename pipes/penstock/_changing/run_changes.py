@@ -87,11 +87,16 @@ class RunChanges:
                 raise
 
     def resume_at(self, state: Any) -> None:
-        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
+        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it.
+
+        An epoch that was over, and is longer now, goes on with the items that no rank got: ``state`` is changed so.
+        """
         if (at := place_of(state)) is not None and self._first.changing is not None:
             (epoch, place), first = at, self._first
             epoch, place = (epoch + 1, first.start(epoch + 1)) if place is None else (epoch, place)
             first.changing.resume_at(epoch, place.get("position", 0), first.passed(place))
+            if "left" in place and place["position"] < first.length_of(epoch):  # it was over, and is longer now
+                place["position"] -= place.pop("left")
 
     def _now(self) -> dict[str, Any]:
         changing = self._first.changing
@@ -227,7 +232,7 @@ def changes_in(state: dict[str, Any]) -> dict[str, Any]:
             unpacked = zlib.decompressobj()
             text = unpacked.decompress(base64.b85decode(found), _MOST)
             found = json.loads(text) if unpacked.eof else None
-    except (ValueError, zlib.error):
+    except (ValueError, RecursionError, zlib.error):
         found = None
     return checked(found)
 

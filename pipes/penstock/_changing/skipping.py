@@ -179,6 +179,11 @@ class Skipping(Changing):
         at = self._sampler.passed(place)
         return self.skips.kept(at + self._length(place) - place["position"]) - self.skips.kept(at)
 
+    def next(self, place: State) -> int:
+        """The position in the epoch of the next sample that is kept."""
+        at = self._sampler.passed(place)
+        return int(self.skips.at(self.skips.kept(at))) - at + int(place["position"])
+
     def touches(self, place: State, many: int) -> bool:
         """Whether one of the next ``many`` positions of the epoch is skipped."""
         at = self._sampler.passed(place)

@@ -121,7 +121,8 @@ class Sampler(FirstNode[Indices]):
 
     def skip(self, place: State) -> State:
         end = {**place, "position": (length := self.length_of(place["epoch"]))}
-        return {**end, "left": length - place["position"]} if self.facts.carries_over_epochs else end
+        position = place["position"] if self.skipping is None else self.skipping.next(place)
+        return {**end, "left": length - position} if self.facts.carries_over_epochs else end
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
