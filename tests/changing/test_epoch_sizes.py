@@ -174,6 +174,19 @@ def test_a_range_to_skip_is_counted_by_the_lengths_that_there_were(tmp_path: Pat
     assert got == [*sequence[86:90], *sequence[96:100]]
 
 
+@pytest.mark.parametrize("entry", ["length", "left"])
+def test_the_command_on_a_state_that_is_damaged(entry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: a TypeError."""
+    with build("mix", 24) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = json.loads(loader.state_dict()["penstock"])
+    (state["settings"] if entry == "length" else state["state"]["source"])[entry] = "x"
+    (tmp_path / "state.json").write_text(json.dumps({"penstock": json.dumps(state)}))
+    assert main(["state", str(tmp_path / "state.json"), "--skip", "90:96"]) == 1
+    assert "does not count the samples" in capsys.readouterr().err
+
+
 def test_groups_are_planned_for_one_length() -> None:
     def packs(size: int) -> Loader[Any]:
         return Loader.from_dataset(mix(size), groups=Packs([3] * 120, 8))

@@ -199,17 +199,19 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
         ValueError: A range begins before the state, or overlaps another one.
     """
     settings, (epoch, at) = state["settings"], place_of(state["state"]) or (0, {})
-    length, changes = settings.get("length", -1), changes_in(state)
+    length, changes = settings.get("length"), changes_in(state)
+    length = length if is_count(length) else -1
     at = {"position": length} if at is None else at
     since, begin, size = [era for era in ((0, 0, length), *changes.get("epochs", ())) if era[0] <= epoch][-1]
-    position, origin = at.get("position"), at.get("origin", begin + (epoch - since) * size)
+    position, left = at.get("position"), at.get("left", 0)
+    origin = at.get("origin", begin + (epoch - since) * size)
     grows = "grow" in changes and "origin" not in at
-    if grows or "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
+    if grows or "groups" in settings or "checksum" in at or not all(map(is_count, (position, left, origin))):
         raise StateError(
             f"this state does not count the samples since the start of training: its loader has a sampler, groups, "
             f"{'grow=True, ' * grows}or an iterable. Only an order can skip."
         )
-    here = origin + position - at.get("left", 0)
+    here = origin + position - left
     if (first := min(begin for begin, _ in ranges)) < here:
         raise ValueError(
             f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot "

@@ -180,7 +180,7 @@ class Skipping(Changing):
         return self.skips.kept(at + self._length(place) - place["position"]) - self.skips.kept(at)
 
     def next(self, place: State) -> int:
-        """The position in the epoch of the next sample that is kept."""
+        """See `Around.next`."""
         at = self._sampler.passed(place)
         return int(self.skips.at(self.skips.kept(at))) - at + int(place["position"])
 
