@@ -199,12 +199,11 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
         ValueError: A range begins before the state, or overlaps another one.
     """
     settings, (epoch, at) = state["settings"], place_of(state["state"]) or (0, {})
-    length, changes = settings.get("length"), changes_in(state)
-    length = length if is_count(length) else -1
+    length, changes = settings.get("length", -1), changes_in(state)
     at = {"position": length} if at is None else at
     since, begin, size = [era for era in ((0, 0, length), *changes.get("epochs", ())) if era[0] <= epoch][-1]
     position, left = at.get("position"), at.get("left", 0)
-    origin = at.get("origin", begin + (epoch - since) * size)
+    origin = at.get("origin", begin + (epoch - since) * size if isinstance(size, int) else -1)
     grows = "grow" in changes and "origin" not in at
     if grows or "groups" in settings or "checksum" in at or not all(map(is_count, (position, left, origin))):
         raise StateError(

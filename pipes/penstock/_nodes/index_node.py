@@ -217,9 +217,6 @@ class Around(Protocol):
     def left(self, place: State) -> int:
         """See `IndexNode.left`."""
 
-    def next(self, place: State) -> int:
-        """The position in its epoch of the next sample that is not skipped."""
-
     def touches(self, place: State, many: int) -> bool:
         """Whether one of the next ``many`` positions is skipped."""
 
