@@ -109,6 +109,33 @@ def test_a_finished_epoch_goes_on_if_it_is_longer_now() -> None:
         assert [loader.epoch, sum(len(batch) for batch in loader), loader.epoch] == [0, 24, 1]
 
 
+def read(state: Any, size: int, steps: int, **words: Any) -> tuple[list[int], Any]:
+    """What two ranks get of a stream in so many steps behind ``state``, and the state then."""
+    loaders = [build("stream", size, infinite=True, world_size=2, rank=rank, **words) for rank in (0, 1)]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+    fleet = [iter(loader) for loader in loaders]
+    got = [value for _ in range(steps) for value in step(fleet)]
+    return got, loaders[0].state_dict()
+
+
+def test_what_no_rank_got_of_an_epoch_that_is_longer_now() -> None:
+    """Seen to fail: the state was loaded, and refused as damaged at the first batch."""
+    got, state = read(None, 25, 6)
+    assert '"left": 1' in state["penstock"]
+    more, state = read(state, 49, 3)
+    rest, state = read(state, 49, 9)
+    assert got + more + rest == read(None, LONG, 18)[0]
+    assert '"epoch": 1' in state["penstock"]
+
+
+def test_what_no_rank_got_behind_a_range_to_skip() -> None:
+    """Epoch 1 has one sample that is not skipped, which is too few for two ranks. Seen to fail: it was lost."""
+    sequence = read(None, LONG, 12)[0]
+    assert read(None, 12, 6, skip=[(12, 23)])[0] == [*sequence[:12], *sequence[23:35]]
+
+
 def test_a_shorter_epoch_cuts_no_run() -> None:
     """Seen to fail: the next epoch began inside the run, and read it again."""
     with build("mix in runs", LONG) as loader:
@@ -145,6 +172,19 @@ def test_a_range_to_skip_is_counted_by_the_lengths_that_there_were(tmp_path: Pat
         batches = iter(loader)
         got = [value for _ in range(4) for value in next(batches).tolist()]
     assert got == [*sequence[86:90], *sequence[96:100]]
+
+
+@pytest.mark.parametrize("entry", ["length", "left"])
+def test_the_command_on_a_state_that_is_damaged(entry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: a TypeError."""
+    with build("mix", 24) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = json.loads(loader.state_dict()["penstock"])
+    (state["settings"] if entry == "length" else state["state"]["source"])[entry] = "x"
+    (tmp_path / "state.json").write_text(json.dumps({"penstock": json.dumps(state)}))
+    assert main(["state", str(tmp_path / "state.json"), "--skip", "90:96"]) == 1
+    assert "does not count the samples" in capsys.readouterr().err
 
 
 def test_groups_are_planned_for_one_length() -> None:

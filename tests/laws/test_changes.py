@@ -6,10 +6,12 @@ Sample i of source s is ``1000 * s + i``, and sources are read in order, so that
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import subprocess
 import sys
+import zlib
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -339,6 +341,7 @@ class TestWeights:
             {"epochs": [[1, 50, 50]]},
             {"weights": [[1, "x", "y"]]},
             {"weights": [[0, None, None], [1, None, None]]},
+            base64.b85encode(zlib.compress(b"[" * 10**5)).decode(),
         ):
             with mixed({"web": 1, "code": 0, "math": 0})() as loader:
                 before = loader.state_dict()

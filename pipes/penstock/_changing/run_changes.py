@@ -87,11 +87,16 @@ class RunChanges:
                 raise
 
     def resume_at(self, state: Any) -> None:
-        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it."""
+        """The run goes on at ``state``, which is checked: what it finds there from now on is part of it.
+
+        An epoch that was over, and is longer now, goes on with the items that no rank got: ``state`` is changed so.
+        """
         if (at := place_of(state)) is not None and self._first.changing is not None:
             (epoch, place), first = at, self._first
             epoch, place = (epoch + 1, first.start(epoch + 1)) if place is None else (epoch, place)
             first.changing.resume_at(epoch, place.get("position", 0), first.passed(place))
+            if "left" in place and place["position"] < first.length_of(epoch):  # it was over, and is longer now
+                place["position"] -= place.pop("left")
 
     def _now(self) -> dict[str, Any]:
         changing = self._first.changing
@@ -197,14 +202,15 @@ def skipping(state: dict[str, Any], ranges: list[tuple[int, int]]) -> dict[str, 
     length, changes = settings.get("length", -1), changes_in(state)
     at = {"position": length} if at is None else at
     since, begin, size = [era for era in ((0, 0, length), *changes.get("epochs", ())) if era[0] <= epoch][-1]
-    position, origin = at.get("position"), at.get("origin", begin + (epoch - since) * size)
+    position, left = at.get("position"), at.get("left", 0)
+    origin = at.get("origin", begin + (epoch - since) * size if isinstance(size, int) else -1)
     grows = "grow" in changes and "origin" not in at
-    if grows or "groups" in settings or "checksum" in at or not is_count(position) or not is_count(origin):
+    if grows or "groups" in settings or "checksum" in at or not all(map(is_count, (position, left, origin))):
         raise StateError(
             f"this state does not count the samples since the start of training: its loader has a sampler, groups, "
             f"{'grow=True, ' * grows}or an iterable. Only an order can skip."
         )
-    here = origin + position - at.get("left", 0)
+    here = origin + position - left
     if (first := min(begin for begin, _ in ranges)) < here:
         raise ValueError(
             f"a range begins at sample {first:,}, but the state is at sample {here:,}: what has been delivered cannot "
@@ -227,7 +233,7 @@ def changes_in(state: dict[str, Any]) -> dict[str, Any]:
             unpacked = zlib.decompressobj()
             text = unpacked.decompress(base64.b85decode(found), _MOST)
             found = json.loads(text) if unpacked.eof else None
-    except (ValueError, zlib.error):
+    except (ValueError, RecursionError, zlib.error):
         found = None
     return checked(found)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from penstock._arguments import whole_number
-from penstock._random.changing import Changing
+from penstock._random.changing import Changing, Fixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,8 +125,8 @@ class Skipping(Changing):
 
     def __init__(self, sampler: Sampler, ranges: Iterable[Sequence[int]] = ()) -> None:
         self._sampler = sampler
-        self._of_order = sampler.changing
-        self.grain = 0 if self._of_order is None else self._of_order.grain
+        self._of_order = sampler.changing or Fixed(dict, f"a {type(sampler.order).__name__} has none")
+        self.grain = self._of_order.grain
         self._continues = sampler.facts.carries_over_epochs
         self.skips = self._given = Skips(ranges, getattr(sampler.order, "run", 1))
         self._adopted: list[list[int]] = []
@@ -134,43 +134,36 @@ class Skipping(Changing):
 
     def changes(self) -> dict[str, Any]:
         """See `Changing.changes`."""
-        of_order = {} if self._of_order is None else self._of_order.changes()
-        return {"skip": self._adopted, **of_order} if self._adopted else of_order
+        return {**({"skip": self._adopted} if self._adopted else {}), **self._of_order.changes()}
 
     def adopt(self, changes: dict[str, Any]) -> None:
         """See `Changing.adopt`."""
         ranges = changes.get("skip", [])
         more = (pair for pair in ranges if pair not in self._given.ranges)
         skips = Skips([*self._given.ranges, *more], self._given.run)
-        of_order = {name: value for name, value in changes.items() if name != "skip"}
-        if self._of_order is not None:
-            self._of_order.adopt(of_order)
-        elif of_order:
-            raise ValueError(f"a {type(self._sampler.order).__name__} has none.")
+        self._of_order.adopt({name: value for name, value in changes.items() if name != "skip"})
         self._adopted, self.skips = ranges, skips
 
     def presumed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """See `Changing.presumed`."""
-        return {} if self._of_order is None else self._of_order.presumed(settings)
+        return self._of_order.presumed(settings)
 
     def resume_at(self, epoch: int, position: int, sample: int) -> None:
         """See `Changing.resume_at`."""
-        if self._of_order is not None:
-            self._of_order.resume_at(epoch, position, sample)
+        self._of_order.resume_at(epoch, position, sample)
 
     def choices(self) -> dict[str, Any]:
         """See `Changing.choices`."""
-        return {"skip": self.skips.ranges, **({} if self._of_order is None else self._of_order.choices())}
+        return {"skip": self.skips.ranges, **self._of_order.choices()}
 
     @property
     def state(self) -> Any:
         """See `Changing.state`."""
-        return None if self._of_order is None else self._of_order.state
+        return self._of_order.state
 
     def begins(self, epoch: int, position: int) -> None:
         """See `Changing.begins`."""
-        if self._of_order is not None:
-            self._of_order.begins(epoch, position)
+        self._of_order.begins(epoch, position)
 
     # What the sampler asks.
 

@@ -121,7 +121,11 @@ class Sampler(FirstNode[Indices]):
 
     def skip(self, place: State) -> State:
         end = {**place, "position": (length := self.length_of(place["epoch"]))}
-        return {**end, "left": length - place["position"]} if self.facts.carries_over_epochs else end
+        if not self.facts.carries_over_epochs:
+            return end
+        # what is skipped in front of the rest is not of it
+        at = place["position"] if self.skipping is None else int(self.skipping.read(place, 1, 1, 0)[0].positions[0])
+        return {**end, "left": length - at}
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
