@@ -226,8 +226,9 @@ def join(threads: Iterable[threading.Thread], timeout: float) -> None:
     # One deadline for all: with a tenth of a second for each, closing many threads took long.
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
-        # a finalizer runs in any thread, also in one that it ends
-        if not thread.is_alive() or thread is threading.current_thread():
+        # A finalizer runs in any thread, also in one that it ends, or one that Python has forgotten already: for that,
+        # current_thread would remember a dummy for good.
+        if not thread.is_alive() or thread.ident == threading.get_ident():
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
