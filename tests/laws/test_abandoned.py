@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import IterableDataset, RandomSampler
 
 from penstock import Loader
 from penstock._memory.devices import can_pin
@@ -33,6 +34,7 @@ from penstock.nodes import (
     ToDevice,
 )
 from penstock.orders import SequentialOrder
+from penstock.testing import Tagged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -231,6 +233,36 @@ def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
     del node
     opener.join(100)
     assert threading.active_count() == before
+
+
+class Records(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(N)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"shuffle": True},
+        {"sampler": True},
+        {"skip": [(4, 8)]},
+        {"num_workers": 2, "method": "thread"},
+        {"forward": True},
+    ],
+    ids=str,
+)
+def test_what_the_user_gave_is_free_again(words: dict[str, Any]) -> None:
+    """Also in the middle of an epoch. Seen to fail: a node of the graph that held a method of its own, and so itself; a
+    sampler that the ranges to skip held."""
+    data: Any = Records() if words.pop("forward", False) else Tagged(N)
+    sampler = RandomSampler(data) if words.pop("sampler", False) else None
+    loader = Loader.from_dataset(data, 4, sampler=sampler, **words)
+    batches = iter(loader)
+    next(batches)
+    first = loader._reader.positions.first  # nothing else shows that a part of the graph stays
+    left = [weakref.ref(one) for one in (data, sampler, first, loader) if one is not None]
+    del data, sampler, first, loader, batches
+    assert [one() for one in left] == [None] * len(left)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

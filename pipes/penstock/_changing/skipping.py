@@ -17,9 +17,9 @@ from penstock._random.changing import Changing, Fixed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock._fetch.indices import Indices
     from penstock._nodes.node import State
     from penstock._nodes.sampler import Sampler
+    from penstock._random.permutation import Int64s
 
 
 @final
@@ -124,11 +124,13 @@ class Skipping(Changing):
     """
 
     def __init__(self, sampler: Sampler, ranges: Iterable[Sequence[int]] = ()) -> None:
-        self._sampler = sampler
-        self._of_order = sampler.changing or Fixed(dict, f"a {type(sampler.order).__name__} has none")
+        of_order = sampler.changing
+        self._of_order = Fixed(dict, f"a {type(sampler.order).__name__} has none") if of_order is None else of_order
         self.grain = self._of_order.grain
         self._continues = sampler.facts.carries_over_epochs
-        self.skips = self._given = Skips(ranges, getattr(sampler.order, "run", 1))
+        # not the sampler, which would then stay until garbage is collected, and the user's data with it
+        self._begin_of, self._length_of = sampler.begin_of, sampler.length_of
+        self.skips = self._given = Skips(ranges, sampler.run or 1)
         self._adopted: list[list[int]] = []
         sampler.changing, sampler.skipping = self, self
 
@@ -169,26 +171,25 @@ class Skipping(Changing):
 
     def left(self, place: State) -> int:
         """Samples from ``place`` to the end of its epoch."""
-        at = self._sampler.passed(place)
+        at = self._begin(place) + place["position"]
         return self.skips.kept(at + self._length(place) - place["position"]) - self.skips.kept(at)
 
     def touches(self, place: State, many: int) -> bool:
         """Whether one of the next ``many`` positions of the epoch is skipped."""
-        at = self._sampler.passed(place)
+        at = self._begin(place) + place["position"]
         return self.skips.touch(at, at + min(many, self._length(place) - place["position"]))
 
-    def read(self, place: State, many: int, every: int, first: int) -> tuple[Indices, State]:
-        """See `IndexNode.read`; ``many`` is of all ranks."""
-        origin, left = self._sampler.passed(place) - place["position"], self.left(place)
-        number = self.skips.kept(origin + place["position"])
-        positions = self.skips.at(np.arange(min(many, left)) + number) - origin
+    def following(self, place: State, many: int) -> tuple[Int64s, State]:
+        """The positions of the next ``many`` samples, and the place behind them."""
+        begin, left = self._begin(place), self.left(place)
+        number = self.skips.kept(begin + place["position"])
+        positions = self.skips.at(np.arange(min(many, left)) + number) - begin
         end = self._length(place) if many > left else int(positions[-1]) + 1 if many else place["position"]
-        found = self._sampler.indices_at(place["epoch"], place.get("origin", 0), positions[first::every])
-        return found, {**place, "position": end}
+        return positions, {**place, "position": end}
 
     def positions(self, place: State, numbers: Any) -> Any:
         """The positions of the samples ``numbers`` of the epoch of ``place``; those past its end stay past it."""
-        begin = self._sampler.begin_of(place["epoch"])
+        begin = self._begin_of(place["epoch"])
         kept = self._kept_of(place["epoch"])
         past = numbers >= kept
         found = numbers + (self._length(place) - kept)
@@ -197,7 +198,7 @@ class Skipping(Changing):
 
     def wrapped(self, epoch: int, positions: Any) -> Any:
         """The positions in ``epoch`` of samples, of which those past its end are dealt once more."""
-        begin, length = self._sampler.begin_of(epoch), self._sampler.length_of(epoch)
+        begin, length = self._begin_of(epoch), self._length_of(epoch)
         past, within = positions >= length, positions % length
         numbers = (positions[past] - length) % max(1, self._kept_of(epoch))
         within[past] = self.skips.at(numbers + self.skips.kept(begin)) - begin
@@ -205,12 +206,16 @@ class Skipping(Changing):
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """The setting of the ranges that begin before a position, which counts as that of a `ScheduledOrder`."""
-        begun = self.skips.begun(position if self._continues else self._sampler.begin_of(epoch) + position)
+        begun = self.skips.begun(position if self._continues else self._begin_of(epoch) + position)
         return {"skip": begun} if begun else {}
 
     def _kept_of(self, epoch: int) -> int:
-        begin = self._sampler.begin_of(epoch)
-        return self.skips.kept(begin + self._sampler.length_of(epoch)) - self.skips.kept(begin)
+        begin = self._begin_of(epoch)
+        return self.skips.kept(begin + self._length_of(epoch)) - self.skips.kept(begin)
+
+    def _begin(self, place: State) -> int:
+        """The samples of training before the epoch of ``place``."""
+        return int(place["origin"] - place.get("left", 0)) if self._continues else self._begin_of(place["epoch"])
 
     def _length(self, place: State) -> int:
-        return self._sampler.length_of(place["epoch"])
+        return self._length_of(place["epoch"])

@@ -173,7 +173,7 @@ class RankNotes(Check):
 
     def _settings(self) -> str:
         """What two loaders must have in common to be compared."""
-        return repr((_without_seeds(self._positions.settings()), self._positions.facts.rank_settings))
+        return repr(_without_seeds([self._positions.settings(), self._positions.facts.rank_settings]))
 
     def _length(self) -> int | None:
         return length(source_of(self._positions.first))

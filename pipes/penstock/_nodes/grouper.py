@@ -59,12 +59,9 @@ class Grouper(FirstNode[Indices]):
         self.groups = groups
         self._indices = Sampler(order)
         self._planned_by = None if (changing := self._indices.changing) is None else changing.state
-        of_order = self._indices.changing
-        self.changing = (
-            Fixed(of_order.choices, "count=True counts the groups of whole epochs in advance")
-            if of_order and groups.count
-            else of_order
-        )
+        self.changing = self._indices.changing
+        if self.changing is not None and groups.count:
+            self.changing = Fixed(self.changing.choices, "count=True counts the groups of whole epochs in advance")
         self._blocks = -(-len(order) // groups.block)
         self._last: _Block | None = None  # the block that was read last
         self._ends: tuple[int, list[int]] = -1, []  # see `_ends_of`

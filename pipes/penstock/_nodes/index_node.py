@@ -220,8 +220,8 @@ class Around(Protocol):
     def touches(self, place: State, many: int) -> bool:
         """Whether one of the next ``many`` positions is skipped."""
 
-    def read(self, place: State, many: int, every: int, first: int) -> tuple[Indices, State]:
-        """See `IndexNode.read`; ``many`` are those of all ranks."""
+    def following(self, place: State, many: int) -> tuple[np.ndarray, State]:
+        """The positions of the next ``many`` samples, and the place behind them."""
 
     def positions(self, place: State, numbers: Any) -> Any:
         """The positions of the samples ``numbers`` of the epoch of ``place``; those past its end stay past it."""

@@ -61,8 +61,7 @@ class Sampler(FirstNode[Indices]):
         self.changing = order if isinstance(order, Changing) else None
         self._block: int = getattr(order, "read_ahead", BLOCK)
         self._changed, self._read_as = False, None if self.changing is None else self.changing.state
-        self._ahead = _NOT_READ
-        self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
+        self._ahead = self._next = _NOT_READ  # `_next`: the first block of the epoch after that of `_ahead`
         self._marks, self.why_ranks_differ = plain.marks, plain.why_ranks_differ
         # Each protocol is asked once, because Python 3.11 takes 10 us to answer.
         self._scheduled = order if isinstance(order, ScheduledOrder) else None
@@ -92,7 +91,8 @@ class Sampler(FirstNode[Indices]):
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Indices, State]:
         epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
         if self.skipping is not None and self.skipping.touches(place, n * every):
-            return self.skipping.read(place, n * every, every, first)
+            positions, behind = self.skipping.following(place, n * every)
+            return self.indices_at(epoch, origin, positions[first::every]), behind
         start, end = position + first, min(position + n * every, length := self.length_of(epoch))
         behind = {**place, "position": end}
         count = max(0, -(-(end - start) // every))
@@ -124,16 +124,16 @@ class Sampler(FirstNode[Indices]):
         if not self.facts.carries_over_epochs:
             return end
         # what is skipped in front of the rest is not of it
-        at = place["position"] if self.skipping is None else int(self.skipping.read(place, 1, 1, 0)[0].positions[0])
+        at = place["position"] if self.skipping is None else int(self.skipping.following(place, 1)[0][0])
         return {**end, "left": length - at}
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
             raise GraphError(f"{type(self.order).__name__} can only be read forward, so it cannot be read by position")
         numbers = np.asarray(positions, np.int64)
-        return self.indices_at(
-            place["epoch"], 0, numbers if self.skipping is None else self.skipping.positions(place, numbers)
-        )
+        if self.skipping is not None:
+            numbers = self.skipping.positions(place, numbers)
+        return self.indices_at(place["epoch"], 0, numbers)
 
     def at(self, epoch: int, positions: np.ndarray, *, wraps: bool = False) -> Sequence[Indices]:
         nothing = self.peek(self.start(epoch), positions[:0])  # which says best why not

@@ -118,7 +118,7 @@ class Sharder(IndexNode[T]):
         # "batches" leads to the same states as "items"
         settings = {"split": "items" if self._split == "batches" else self._split}
         super().__init__(node, settings=settings, rank_settings={"dealt": self._dealt, **costs})
-        self._shares = OwnShares(self.upstream, self._split == "own", self.ranks)
+        self._shares = OwnShares(self.upstream, self._split == "own", self._ranks.now)
         if self._split in ("items", "batches"):
             self.first.dealt_to = DealtTo(self._ranks, self._costs)
 
